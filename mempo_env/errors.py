@@ -1,0 +1,42 @@
+"""The errors that users can catch. Each is also a standard error, so that plain `except ValueError` works."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MempoError(Exception):
+    """Base of all errors raised on purpose by this project."""
+
+
+class DataError(MempoError, ValueError):
+    """A file, row, question or task is not what was expected."""
+
+
+class UnknownNameError(MempoError, ValueError):
+    """A name is not registered. The message lists what is, and the nearest match."""
+
+    def __init__(self, what: str, got: object, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(str(got), names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"Unknown {what} {got!r}.{hint} Known: {', '.join(names)}.")
+
+
+class MissingExtraError(MempoError, ImportError):
+    """An optional package is missing. The message gives the install line."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs {package}. Install it with: pip install 'mempo-gym[{extra}]'")
+
+
+class RetrievalError(MempoError, RuntimeError):
+    """A search failed for reasons that are not the policy's: a dead server, a timeout, a broken index.
+
+    The environment ends such an episode as FAILED; it is never scored and never shown to the policy as text.
+    """
+
+
+class EpisodeOverError(MempoError, RuntimeError):
+    """`step` was called before `reset`, or after the episode ended."""
