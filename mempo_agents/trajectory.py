@@ -22,9 +22,12 @@ class Step:
 
     prompt_ids: int64 [P]. response_ids: int64 [T], as sampled. logprobs: float32 [T], of the sampled ids at the sampling
     temperature with full support; NaN where unknown or forced. policy_mask: bool [T], True where the policy chose the
-    token (False for tags that guided decoding forced). spans: half-open token ranges in `response_ids`, tags included,
-    named "memory", "think", "call", "answer". token_ends: int64 [T], the end of each token's text in `sampled_text`.
+    token and the environment kept it (False for what guided decoding forced, and for tokens that lie wholly after the
+    end of the action). spans: half-open token ranges in `response_ids`, tags included, named "memory", "think", "call",
+    "answer". token_ends: int64 [T], the end of each token's text in `sampled_text`.
     response: the text kept in context (cut after the action); sampled_text: all of it. observation: what came back.
+    history_tokens: how long the prompt would have been had the policy seen the whole history; None where not counted.
+    seconds: this step's share of the wall time of the batched calls it took part in.
     """
 
     messages: tuple[Message, ...]
@@ -46,6 +49,7 @@ class Step:
     hit_ids: tuple[str, ...] = ()
     finish_reason: str = "stop"
     seconds: float = 0.0
+    history_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,8 @@ class Trajectory:
 
     `em` and `f1` are per objective, [K]. `reward_parts` names every reward the environment knows.
     `head` are the messages before the first response (system and question): with the steps' `response` and
-    `observation` they rebuild the full history, whatever the context rule showed.
+    `observation` they rebuild the full history, whatever the context rule showed. `seed` is the run's: the seed of a
+    step is `mempo_agents.rollout.step_seed(seed, task_id, sample, step)`. `guided`: the tags were forced.
     """
 
     task_id: str
