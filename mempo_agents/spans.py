@@ -1,15 +1,16 @@
 """From sampled ids to the text of each token, and from character spans to token ranges. Nothing is encoded again.
 
-Credit is given to tokens, but the parser reads text. The bridge is `token_ends`: for every sampled id, where its own text
-ends in the decoded text. It works from what the tokenizer's decoder makes of these very ids, so it is exact where
-encoding the text again would choose other merges, and where one token holds the end of one tag and the start of the next.
+Credit is given to tokens, but the parser reads text. The bridge is `token_ends`: for every sampled id, where its own
+text ends in the decoded text. It works from what the tokenizer's decoder makes of these very ids, so it is exact where
+encoding the text again would choose other merges, and where one token holds the end of one tag and the start of the
+next.
 
 Two rules, stated once:
 
 * A character that is split over several tokens belongs to the token that completes it; the tokens before it have empty
   text there.
-* A token belongs to a span when at least one of its characters lies in it; a token that touches two spans belongs to the
-  earlier one. A token with empty text goes with the character that follows it.
+* A token belongs to a span when at least one of its characters lies in it; a token that touches two spans belongs to
+  the earlier one. A token with empty text goes with the character that follows it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def decode_text(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> str:
 def token_ends(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> np.ndarray:
     """Where each token's text ends in `decode_text(tokenizer, ids)`: int64 [T], non-decreasing, the last is its length.
 
-    `tokenizer` is a transformers tokenizer, a `tokenizers.Tokenizer`, or anything whose `decode(list_of_ids)` gives text.
+    `tokenizer` is a transformers tokenizer, a `tokenizers.Tokenizer`, or anything whose `decode(ids)` gives text.
     Cost grows linearly with T: each token is decoded in a window of the last few tokens, which supplies what decoders
     look back for (the blank before a word, the first bytes of a character).
     """
@@ -66,8 +67,8 @@ def token_spans(token_ends: np.ndarray, char_spans: Mapping[str, tuple[int, int]
             at = max(int(np.searchsorted(ends, begin, side="left")), last_token)
             spans[name] = (at, at)
             continue
-        # First token whose text reaches past `begin`, with the empty ones that lead up to it; the empty tokens that stand
-        # at `begin` end there as well as the token that is outside, hence the search from the left and one step on.
+        # The first token whose text reaches past `begin`, with the empty ones that lead up to it. Those end at `begin`,
+        # as does the last token outside, hence the search from the left and one step on.
         first = int(np.searchsorted(ends, begin, side="left"))
         if first < len(ends) and ends[first] == begin and begin > 0:
             first += 1
