@@ -1,0 +1,52 @@
+"""A progress bar on stderr for whatever runs episodes; silent where nobody watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Called with what is running now, the episodes done, and the episodes in all.
+Watch = Callable[[str, int, int], None]
+
+
+@contextmanager
+def episode_bar(console: Console) -> Iterator[Watch]:
+    """Yield a `Watch` that draws a bar with the remaining time, or nothing when `console` is no terminal.
+
+    Episodes that were done before (a run that continues) set the bar's start and do not count for its speed.
+    """
+    if not console.is_terminal:
+        yield lambda label, done, total: None
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("episodes"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = None
+
+        def watch(label: str, done: int, total: int) -> None:
+            nonlocal task
+            if task is None:
+                task = progress.add_task(label, total=total, completed=done)
+            progress.update(task, description=label, completed=done, total=total)
+
+        yield watch
