@@ -87,8 +87,8 @@ class MemoryOnly:
     """The last memory, as the policy wrote it with its tags, and the last result.
 
     The assistant's message holds the memory block alone: the thought and the call of the last step are gone. When the
-    last step has no memory (an invalid one), the one before it stands. When there is none at all, that message is empty,
-    so that the roles still alternate.
+    last step has no memory (an invalid one), the one before it stands. When there is none at all, that message is
+    empty, so that the roles still alternate.
     """
 
     name: str = "memory_only"

@@ -4,8 +4,8 @@ A text is normalised before it is compared. Two normalisers are known by name, a
 
 - "squad": as published with SQuAD and used by HotpotQA, FlashRAG, Search-R1 and MEM1's training code: lower case, ASCII
   punctuation deleted, the articles a, an, the deleted, white space squeezed. Known limits, kept so that scores compare:
-  "3.5" equals "35", "-5" equals "5", "C++" equals "C#", typographic quotes and dashes stay. `numeric_conflict` flags the
-  first kind.
+  "3.5" equals "35", "-5" equals "5", "C++" equals "C#", typographic quotes and dashes stay. `numeric_conflict` flags
+  the first kind.
 - "careful": Unicode compatibility forms are unified first and every punctuation character is deleted, but numbers keep
   their sign and decimal point, and lose commas only where these mark thousands.
 """
@@ -33,7 +33,7 @@ _DELETED_CATEGORIES = frozenset({"Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Cf"}
 
 
 def normalise_squad(text: str, *, articles: bool = False) -> str:
-    """SQuAD's normalisation: lower, delete ASCII punctuation, delete articles (unless `articles`), squeeze white space."""
+    """SQuAD's normalisation: lower, delete ASCII punctuation, delete articles (unless told), squeeze spaces."""
     text = text.lower().translate(_ASCII_PUNCTUATION)
     if not articles:
         text = _ARTICLES.sub(" ", text)
@@ -158,7 +158,7 @@ def _f1_of_forms(got: str, gold: str) -> float:
 
 
 def numeric_conflict(prediction: str | None, golds: Iterable[str]) -> bool:
-    """Whether "squad" calls the prediction right only because it deletes signs, points and separators: "35" for "3.5"."""
+    """Whether "squad" calls the prediction right only because it deletes signs and points: "35" for "3.5"."""
     aliases = _aliases(golds)
     if not prediction or not any(c.isdigit() for c in prediction) or not exact_match(prediction, aliases):
         return False

@@ -5,8 +5,9 @@
     react       <think>, then <tool_call> with JSON or <answer>            full
     search_r1   <think>, then <search> or <answer>                         full
 
-Results come back in <information>. `parser` holds the rules of reading, `render` those of writing results, `inert` keeps
-foreign text from opening or closing a tag, `plan` describes a step for guided decoding, `prompts` holds the words.
+Results come back in <information>. `parser` holds the rules of reading, `render` those of writing results, `inert`
+keeps foreign text from opening or closing a tag, `plan` describes a step for guided decoding, `prompts` holds the
+words.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class TagProtocol:
     """A protocol made of tags: reasoning blocks, then one action.
 
     blocks: the reasoning tags in order ("mem", "think"). memory_block: which of them is the memory, or None.
-    json_calls: tools are called by JSON in `<tool_call>`; else each has a tag of its name. hints: results begin with the
-    number of turns left. tools: names in `mempo_env.protocols.TOOLS`.
+    json_calls: tools are called by JSON in `<tool_call>`; else each has a tag of its name. hints: results begin with
+    the number of turns left. tools: names in `mempo_env.protocols.TOOLS`.
     """
 
     name: str
@@ -98,7 +98,7 @@ class TagProtocol:
         return self.memory_block is not None
 
     def head(self, task: Task, instructions: str | None = None) -> tuple[Message, ...]:
-        """The messages before the first step: the instructions (None: the protocol's own; "": none) and the questions."""
+        """The messages before the first step: instructions (None: the protocol's own; "": none), questions."""
         text = self.instructions if instructions is None else instructions
         user = Message(role="user", content=prompts.questions(task))
         return (Message(role="system", content=text), user) if text else (user,)
@@ -214,5 +214,6 @@ def _join_answers(answers: Sequence[str]) -> str:
             raise ValueError(f"answers: expected no ';' inside an answer, since it separates them; got {text!r}.")
     if not texts:
         raise ValueError("answers: expected at least one.")
-    # One empty part at the end is dropped when answers are split, so an unanswered last question needs a semicolon more.
+    # One empty part at the end is dropped when answers are split, so an unanswered last question needs a semicolon
+    # more.
     return ANSWER_SEPARATOR.join(texts).strip() + ("" if texts[-1] else ";")

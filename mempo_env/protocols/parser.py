@@ -9,8 +9,8 @@ How the unclear cases are read, the same in every protocol:
 - A chat template may have opened the first block already. So when a block's closing tag stands at the start of the text
   with no block opened before it, everything up to it is that block; this is well-formed for the protocol's first block.
 - The first action tag outside the reasoning decides. If it opens a complete action, that acts and the text behind it is
-  cut; otherwise the step is invalid, even if something later would have been complete. A closing tag with no opening one
-  is MISMATCHED, as is `<search>a</answer>`; a tag of the protocol inside an action is NESTED. The text of a failed
+  cut; otherwise the step is invalid, even if something later would have been complete. A closing tag with no opening
+  one is MISMATCHED, as is `<search>a</answer>`; a tag of the protocol inside an action is NESTED. The text of a failed
   action is cut behind the first closing tag of an action, where sampling stops. So a step reads the same whether or not
   the engine stopped at the closing tag, and `parse(parse(x).response)` equals `parse(x)`.
 - The closing tag must be there. Engines keep the stop string that ended the sampling; a text without it is UNCLOSED.
@@ -41,7 +41,8 @@ class Grammar:
     """What the parser must know of a protocol.
 
     blocks: reasoning tags in the order in which they are written. memory_block: the one that is the memory, or None.
-    json_calls: tools are called by JSON in `<tool_call>`; otherwise each has a tag of its name. tools: names in `TOOLS`.
+    json_calls: tools are called by JSON in `<tool_call>`; otherwise each has a tag of its name. tools: names in
+    `TOOLS`.
     """
 
     blocks: tuple[str, ...]
@@ -205,7 +206,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def _read_json(text: str, start: int) -> tuple[Any, int | None]:
-    """Decode one strict JSON value from `start`; the end is None when there is none. NaN and repeated keys are refused."""
+    """Decode one strict JSON value (no NaN, no repeated keys) from `start`; the end is None when there is none."""
     space = _SPACE.match(text, start)
     assert space is not None
     try:

@@ -21,11 +21,11 @@ class Forced:
 class Free:
     """A slot that the model fills.
 
-    name: "memory", "think", "query", "url" or "answer". stops: the slot ends just before the first of these strings; what
-    the model wrote from there on is dropped, and the next segment closes the slot. The first one is the string with which
-    a trained model would close the slot itself. required: the slot must not stay blank; an engine forbids a stop before
-    it has written something. share: the part of the step's token budget that the slot may use; along any path of a plan
-    the shares sum to 1.
+    name: "memory", "think", "query", "url" or "answer". stops: the slot ends just before the first of these strings;
+    what the model wrote from there on is dropped, and the next segment closes the slot. The first one is the string
+    with which a trained model would close the slot itself. required: the slot must not stay blank; an engine forbids a
+    stop before it has written something. share: the part of the step's token budget that the slot may use; along any
+    path of a plan the shares sum to 1.
     """
 
     name: str

@@ -9,8 +9,8 @@ from mempo_env.protocols.render import INVALID
 from mempo_env.types import InvalidReason, Task
 
 _TASK = (
-    "You answer numbered questions with the help of a search engine. You work in steps. In each step you either {verbs} "
-    "or, when you know enough, give all answers at once and finish."
+    "You answer numbered questions with the help of a search engine. You work in steps. In each step you either "
+    "{verbs} or, when you know enough, give all answers at once and finish."
 )
 _MEM_VIEW = (
     "You cannot look back. Besides the questions you are only sure to see your own last <mem> and the result that came "
@@ -19,18 +19,18 @@ _MEM_VIEW = (
 _MEM_BLOCK = (
     "<mem>your memory, written anew in every step: take over what still matters from your last <mem>, and add what the "
     "latest result tells you. For each question note its number, the facts found (names, dates and numbers copied "
-    "exactly), the answer once you know it, and what is still missing. Leave out everything else. In the first step, say "
-    "that nothing is known yet.</mem>"
+    "exactly), the answer once you know it, and what is still missing. Leave out everything else. In the first step, "
+    "say that nothing is known yet.</mem>"
 )
 _STATE_VIEW = (
     "You cannot look back. Besides the questions you are only sure to see your own last step and the result that came "
     "after it. Your <think> block is your only memory: whatever you do not write into it is lost."
 )
 _STATE_BLOCK = (
-    "<think>your reasoning and your memory in one, written anew in every step: take over what still matters from your "
-    "last <think>, add what the latest result tells you, and decide what to do next. For each question keep its number, "
-    "the facts found (names, dates and numbers copied exactly), the answer once you know it, and what is still missing."
-    "</think>"
+    "<think>your reasoning and your memory in one, written anew in every step: take over what still matters from "
+    "your last <think>, add what the latest result tells you, and decide what to do next. For each question keep its "
+    "number, the facts found (names, dates and numbers copied exactly), the answer once you know it, and what "
+    "is still missing.</think>"
 )
 _HISTORY_VIEW = "You see all your earlier steps and their results."
 _THINK_BLOCK = "<think>what you know so far, what is missing, and what to do next, in a few sentences</think>"
@@ -87,7 +87,7 @@ _COMPLAINTS = {
 def complaint(
     reason: InvalidReason | None, blocks: Sequence[str], action_tags: Sequence[str], tools: Sequence[str]
 ) -> tuple[str, str]:
-    """A long and a short message for an invalid step. They name tags without brackets, so that no parser can act on them."""
+    """A long and a short message for an invalid step. Tags are named without brackets: no parser can act on them."""
     why = _COMPLAINTS.get(reason, "it could not be read") if reason else "it could not be read"
     known = f" (known: {', '.join(tools)})" if reason == InvalidReason.UNKNOWN_TOOL else ""
     form = ", then ".join([*(f"a {name} block" for name in blocks), f"one {' or '.join(action_tags)} block"])

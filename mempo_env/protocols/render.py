@@ -24,9 +24,9 @@ def block(body: str) -> str:
 class Budget:
     """Limits on what a step may show, in the unit of `count` (characters by default; a tokenizer's count for tokens).
 
-    max_passage: the most one passage may take, its `Doc i(Title: ..)` included. max_observation: the most the whole block
-    may take, tags included; at least what the shortest block takes. None: no limit. Raises ValueError when a limit is
-    too small to be kept, TypeError when it is no integer.
+    max_passage: the most one passage may take, its `Doc i(Title: ..)` included. max_observation: the most the whole
+    block may take, tags included; at least what the shortest block takes. None: no limit. Raises ValueError when a
+    limit is too small to be kept, TypeError when it is no integer.
     """
 
     max_passage: int | None = None
@@ -34,10 +34,8 @@ class Budget:
     count: Callable[[str], int] = len
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("max_passage", 1),
-            ("max_observation", max(map(self.count, map(block, (NO_RESULTS, NO_ROOM, INVALID))))),
-        ):
+        shortest = max(self.count(block(body)) for body in (NO_RESULTS, NO_ROOM, INVALID))
+        for name, least in (("max_passage", 1), ("max_observation", shortest)):
             limit = getattr(self, name)
             if limit is None:
                 continue
@@ -52,9 +50,9 @@ def render_hits(hits: Sequence[Hit], *, turns_left: int | None = None, budgets: 
     """Render the results of a search as one `<information>` block, one `Doc {i}(Title: {title}) {text}` per hit.
 
     Titles and texts are made inert (see `neutralise`). A passage over a budget's `max_passage` is cut between words
-    and ends in " ...". When the block is over `max_observation`, the last passages go: the first that does not fit is cut
-    if it is the very first, else dropped whole with all that follow. No hits give "No results.". The tags are always
-    whole, and the block keeps every budget. `turns_left`, when given, is told first:
+    and ends in " ...". When the block is over `max_observation`, the last passages go: the first that does not fit is
+    cut if it is the very first, else dropped whole with all that follow. No hits give "No results.". The tags are
+    always whole, and the block keeps every budget. `turns_left`, when given, is told first:
     `[HINT]You have 3 turns left.[/HINT]`; it is left out when it alone would break a budget.
     """
     hint = _hint(turns_left)
@@ -109,7 +107,8 @@ def _cut_to_passage_budgets(line: str, budgets: Sequence[Budget]) -> str:
 def _longest_cut(text: str, fits: Callable[[str], bool]) -> str:
     """The longest piece of `text`, with the mark, that fits; "" if none does. Takes about log2(len) calls of `fits`.
 
-    A count that is not quite monotone (tokens merge across a cut) can only make the piece a little shorter than possible.
+    A count that is not quite monotone (tokens merge across a cut) can only make the piece a little shorter than
+    possible.
     """
     low, high, best = 1, len(text) - 1, ""
     while low <= high:
