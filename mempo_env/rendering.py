@@ -1,0 +1,185 @@
+"""An episode that a person can read: questions, each step's memory with what changed in it, action and reply.
+
+Two forms of the same text: with terminal colours (new words green, dropped words red and struck through), and plain
+(`{+new+}`, `[-dropped-]`). Control characters of passages and of the policy are shown, never sent to the terminal.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Literal, TextIO
+
+from mempo_env.types import ActionKind, Hit, Task, Turn
+
+if TYPE_CHECKING:
+    from mempo_env.episode import Episode
+
+Change = Literal["same", "added", "dropped"]
+
+_STYLES: Mapping[str, str] = {
+    "title": "1;36",
+    "label": "1",
+    "dim": "2",
+    "added": "32",
+    "dropped": "9;31",
+    "good": "1;32",
+    "bad": "1;31",
+    "query": "33",
+}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
+_WORD = re.compile(r"\S+\s*|\s+")
+_SNIPPET_CHARS = 160
+_INDENT = "    "
+
+
+def word_diff(before: str, after: str) -> list[tuple[Change, str]]:
+    """What changed from `before` to `after`, word by word.
+
+    Returns runs of text in reading order, each "same", "added" or "dropped". The "same" and "added" runs joined give
+    `after` exactly. Words are compared without the blanks that follow them.
+
+    >>> word_diff("born in Oslo", "born in Rome in 1900")
+    [('same', 'born in '), ('dropped', 'Oslo'), ('added', 'Rome in 1900')]
+    """
+    old, new = _WORD.findall(before), _WORD.findall(after)
+    matcher = difflib.SequenceMatcher(None, [w.strip() for w in old], [w.strip() for w in new])
+    runs: list[tuple[Change, str]] = []
+    for kind, i1, i2, j1, j2 in matcher.get_opcodes():
+        if kind == "equal":
+            runs.append(("same", "".join(new[j1:j2])))
+            continue
+        if i1 < i2:
+            runs.append(("dropped", "".join(old[i1:i2])))
+        if j1 < j2:
+            runs.append(("added", "".join(new[j1:j2])))
+    return runs
+
+
+def visible(text: str) -> str:
+    """`text` with control characters shown as their Unicode pictures, so that it cannot drive a terminal."""
+    return _CONTROL.sub(lambda m: chr(0x2400 + ord(m[0])) if ord(m[0]) < 0x20 else "\u2421", text)
+
+
+def render_episode(episode: Episode, *, colour: bool = True) -> str:
+    """The whole episode so far."""
+    return "\n".join(render_lines(episode, colour=colour))
+
+
+def render_lines(episode: Episode, *, colour: bool = True, from_turn: int | None = None) -> Iterator[str]:
+    """The episode's lines from step `from_turn` + 1 on; with None, the task and then all steps. The outcome closes it."""
+    paint = _Painter(colour)
+    if from_turn is None:
+        yield from _task_lines(episode.task, f"{episode.protocol.name}, context {episode.context.name}", paint)
+        from_turn = 0
+    memory = next((t.action.memory for t in reversed(episode.turns[:from_turn]) if t.action.memory is not None), "")
+    for number, turn in enumerate(episode.turns[from_turn:], start=from_turn + 1):
+        yield from _turn_lines(number, turn, memory, episode.max_steps, paint)
+        memory = turn.action.memory if turn.action.memory is not None else memory
+    if episode.done:
+        yield from _outcome_lines(episode, paint)
+
+
+def wants_colour(stream: TextIO | None = None) -> bool:
+    """Whether to colour what is printed: on a terminal, and not where the variable NO_COLOR is set."""
+    stream = sys.stdout if stream is None else stream
+    return not os.environ.get("NO_COLOR") and bool(getattr(stream, "isatty", lambda: False)())
+
+
+class _Painter:
+    """Wraps text in a style, or in plain marks where the change would be lost without colour."""
+
+    def __init__(self, colour: bool) -> None:
+        self.colour = colour
+
+    def __call__(self, style: str, text: str) -> str:
+        text = visible(text)
+        if self.colour:
+            # A style ends at each line's end, so that a pager or a scrolled window keeps the rest clean.
+            return "\n".join(f"\x1b[{_STYLES[style]}m{line}\x1b[0m" if line else "" for line in text.split("\n"))
+        body, blank = text.rstrip(), text[len(text.rstrip()) :]
+        if style == "added" and body:
+            return f"{{+{body}+}}{blank}"
+        if style == "dropped" and body:
+            return f"[-{body}-]{blank}"
+        return text
+
+
+def _task_lines(task: Task, setting: str, paint: _Painter) -> Iterator[str]:
+    plural = "" if task.objectives == 1 else "s"
+    yield f"{paint('title', f'Task {task.id}')}  {paint('dim', f'{task.objectives} question{plural}, {setting}')}"
+    for number, question in enumerate(task.questions, start=1):
+        yield f"  {paint('label', f'Question {number}:')} {visible(question.text)}"
+
+
+def _turn_lines(number: int, turn: Turn, memory: str, max_steps: int, paint: _Painter) -> Iterator[str]:
+    action = turn.action
+    yield ""
+    yield paint("title", f"Step {number} of at most {max_steps}")
+    if action.memory is not None:
+        yield f"  {paint('label', 'Memory')}"
+        yield from _block(_paint_diff(memory, action.memory, paint))
+    if action.thought:
+        yield f"  {paint('label', 'Thought')}"
+        yield from _block(paint("dim", action.thought))
+    if action.kind is ActionKind.INVALID:
+        yield f"  {paint('bad', f'No valid action: {action.reason}')}"
+        yield from _block(paint("dim", _shorten(action.response)))
+        if turn.observation:
+            yield f"  {paint('label', 'Reply')}"
+            yield from _block(paint("dim", turn.observation))
+        return
+    yield f"  {paint('label', action.kind.value.capitalize())} {paint('query', action.argument)}"
+    if action.kind is not ActionKind.ANSWER and turn.observation:
+        yield from _hit_lines(turn.hits, paint)
+
+
+def _hit_lines(hits: tuple[Hit, ...], paint: _Painter) -> Iterator[str]:
+    if not hits:
+        yield f"{_INDENT}{paint('dim', 'nothing found')}"
+    for number, hit in enumerate(hits, start=1):
+        title = visible(hit.passage.title or hit.passage.id)
+        yield f"{_INDENT}{number}. {paint('label', title)} {paint('dim', _shorten(hit.passage.text))}"
+
+
+def _outcome_lines(episode: Episode, paint: _Painter) -> Iterator[str]:
+    yield ""
+    if episode.error is not None:
+        yield f"{paint('bad', 'Failed, not scored:')} {visible(episode.error)}"
+        return
+    style = "good" if episode.reward > 0 else "bad"
+    yield f"{paint(style, f'Ended: {episode.stop_reason}, reward {episode.reward:g}')}"
+    score = episode.score
+    if score is None:
+        return
+    if score.note:
+        yield f"  {paint('bad', f'Answer: {score.note}')}"
+    for number, (question, em, f1) in enumerate(zip(episode.task.questions, score.em, score.f1, strict=True), start=1):
+        said = f" said {visible(score.parts[number - 1])!r}," if number <= len(score.parts) else ""
+        mark = paint("good", "right") if em else paint("bad", "wrong")
+        expected = visible(question.answers[0])
+        yield f"  {number}. {mark}:{said} expected {expected!r}  {paint('dim', f'F1 {f1:.2f}')}"
+
+
+def _paint_diff(before: str, after: str, paint: _Painter) -> str:
+    if not after.strip():
+        return paint("dim", "(empty)")
+    shown = []
+    for change, text in word_diff(before, after):
+        if change == "dropped" and not text[-1].isspace():
+            text += " "  # a last word has no blank behind it, and would run into what replaced it
+        shown.append(visible(text) if change == "same" else paint(change, text))
+    return "".join(shown)
+
+
+def _block(text: str) -> Iterator[str]:
+    for line in text.strip("\n").split("\n"):
+        yield f"{_INDENT}{line}"
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SNIPPET_CHARS else text[: _SNIPPET_CHARS - 1] + "…"
