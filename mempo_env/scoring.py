@@ -110,8 +110,11 @@ def _aliases(golds: Iterable[str]) -> tuple[str, ...]:
 
 
 def _comparable(prediction: str, gold: str, normalise: Normaliser) -> tuple[str, str]:
-    """Both texts normalised. A gold that normalises to nothing ("A", "The", "!!!") is compared with its articles, and if
-    that is nothing too, by its bare lower-case characters: so nothing never equals nothing."""
+    """Both texts normalised.
+
+    A gold that normalises to nothing ("A", "The", "!!!") is compared with its articles, and if that is nothing too, by
+    its bare lower-case characters. So the gold's form is never empty, and nothing never equals nothing.
+    """
     if form := normalise(gold):
         return normalise(prediction), form
     if form := normalise(gold, articles=True):
@@ -137,8 +140,8 @@ _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 def f1(prediction: str | None, golds: Iterable[str], normalise: Normaliser = normalise_squad) -> float:
     """Word F1 of the multisets of words, in [0, 1], the best over the aliases; None and "" are 0.0.
 
-    As in HotpotQA's and FlashRAG's scorers, a "yes", "no" or "noanswer" on either side earns nothing unless both sides are
-    equal: "no one" is no partial credit for "no". Never below `exact_match`. Raises as `exact_match` does.
+    As in HotpotQA's and FlashRAG's scorers, a "yes", "no" or "noanswer" on either side earns nothing unless both sides
+    are equal: "no one" is no partial credit for "no". Never below `exact_match`. Raises as `exact_match` does.
     """
     aliases = _aliases(golds)
     if not prediction:
@@ -177,17 +180,17 @@ class AnswerParts(NamedTuple):
     count_ok: bool
 
 
-_ORDINAL = re.compile(r"\(?(\d{1,4})[.):]\s+(?=\S)")
+_ORDINAL = re.compile(r"\(?(\d{1,4})[.):](?:\s+|$)")
 
 
 def split_answers(text: str | None, objectives: int) -> AnswerParts:
     """Split the text of an answer block into the answers of the objectives, by position from the left.
 
-    Parts are separated by ";" and stripped. One empty part at the end is dropped ("a; b;" are two); an empty part inside
-    is an unanswered objective. Parts never move to another slot: with too many or too few, `count_ok` is False and the
-    i-th part still belongs to the i-th objective. A numbering ("1. Paris; 2. Rome", also "1)", "(1)", "1:") is stripped
-    when there are at least two parts and every one carries its own number. Line breaks, commas and the full-width
-    semicolon do not separate; `count_note` names them.
+    Parts are separated by ";" and stripped. One empty part at the end is dropped ("a; b;" are two); an empty part
+    inside is an unanswered objective. Parts never move to another slot: with too many or too few, `count_ok` is False
+    and the i-th part still belongs to the i-th objective. A numbering ("1. Paris; 2. Rome", also "1)", "(1)", "1:") is
+    stripped when there are at least two parts and every one carries its own number. Line breaks, commas and the
+    full-width semicolon do not separate; `count_note` names them. Raises ValueError when `objectives` is below 1.
     """
     if objectives < 1:
         raise ValueError(f"objectives: expected at least 1, got {objectives}.")
@@ -225,8 +228,8 @@ class Score:
 
     parts: the answers as found. count_ok: exactly one part per objective. answered: there was an answer at all; without
     one everything is 0, for a missing answer is a wrong one. em_mean, f1_mean: mean over objectives (0..1). em_sum: sum
-    (0..K), as MEM1 reports it. all_correct: every objective matches and count_ok. numeric_conflict: per objective, see the
-    function. note: why count_ok is False. normaliser: the name of the normalisation.
+    (0..K), as MEM1 reports it. all_correct: every objective matches and count_ok. numeric_conflict: per objective, see
+    the function. note: why count_ok is False. normaliser: the name of the normalisation.
     """
 
     em: tuple[float, ...]
@@ -258,7 +261,7 @@ class Score:
 def score(task: Task, answer: str | None, normaliser: str = "squad") -> Score:
     """Score the text of an answer block (None: the episode ended without one) against the task's gold answers.
 
-    The i-th part is compared with the aliases of the i-th question. Raises `UnknownNameError` for the normaliser's name.
+    The i-th part is compared with the aliases of the i-th question. Raises `UnknownNameError` for an unknown normaliser.
     """
     normalise = get_normaliser(normaliser)
     parts, count_ok = split_answers(answer, task.objectives)

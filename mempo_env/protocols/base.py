@@ -13,9 +13,10 @@ from mempo_env.protocols.inert import TAG_NAMES, neutralise
 from mempo_env.protocols.parser import TOOLS, Grammar, parse
 from mempo_env.protocols.plan import Branch, Choice, Forced, Free, Segment, merge
 from mempo_env.protocols.render import Budget, render_hits, render_message
-from mempo_env.types import Action, ActionKind, Hit, Message, Task
+from mempo_env.types import Action, ActionKind, Hit, InvalidReason, Message, Task
 
 ANSWER_SEPARATOR = "; "
+_PLACEHOLDERS = {"search": "your query", "visit": "address of a page"}
 _CONTROL_CHARACTERS = tuple(map(chr, range(32)))
 _TAGS = tuple(f"<{slash}{name}>" for name in TAG_NAMES for slash in ("", "/"))
 
@@ -106,7 +107,7 @@ class TagProtocol:
     @property
     def instructions(self) -> str:
         """The protocol's own system message."""
-        call_formats = [self._call(tool, f"your {TOOLS[tool][1]}") for tool in self.tools]
+        call_formats = [self._call(tool, _PLACEHOLDERS[tool]) for tool in self.tools]
         return prompts.instructions(self.blocks, self.memory_block, call_formats, self.tools)
 
     def parse(self, response: str, finish_reason: str | None = None) -> Action:
@@ -119,7 +120,9 @@ class TagProtocol:
         A draft call inside `<think>` also ends in a stop string. An engine that asks this before it stops does not cut
         the reasoning short; one that cannot ask (a server with stop strings only) yields an unclosed step.
         """
-        return parse(text, self.grammar).response.endswith(self.stop)
+        action = parse(text, self.grammar)
+        open_still = action.reason in (InvalidReason.NO_ACTION, InvalidReason.UNCLOSED)
+        return not open_still and action.response.endswith(self.stop)
 
     def render_hits(self, hits: Sequence[Hit], *, turns_left: int | None = None, budgets: Sequence[Budget] = ()) -> str:
         """The `<information>` block for `hits`; see `mempo_env.protocols.render.render_hits`.

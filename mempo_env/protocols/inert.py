@@ -17,7 +17,7 @@ _SQUARE_MARKS = ("INST", "SYSTEM_PROMPT", "AVAILABLE_TOOLS", "TOOL_CALLS", "TOOL
 # brackets are excluded inside a mark: otherwise making an inner mark inert could complete an outer one.
 _MARK = re.compile(
     r"<[\s/]*+(?:" + "|".join(TAG_NAMES + _ANGLE_MARKS) + r")(?:[\s/][^<>‹›]*+)?>"
-    r"|<[|｜][^<>‹›]*+(?<=[|｜])>"
+    r"|<[|｜][^<>‹›]++(?<=[|｜])>"
     r"|<</?SYS>>"
     r"|\[/?(?:" + "|".join(_SQUARE_MARKS) + r")\]",
     re.IGNORECASE,

@@ -123,6 +123,8 @@ class _Reading:
 
     def read_implied_block(self) -> int:
         """Take the text up to a closing tag that has no opening one before it; return where to go on."""
+        if not self.grammar.blocks:
+            return 0
         first = _tag_pattern(self.grammar.blocks).search(self.text)
         if first is None or not first["slash"]:
             return 0

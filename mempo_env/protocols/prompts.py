@@ -23,8 +23,8 @@ _MEM_BLOCK = (
     "say that nothing is known yet.</mem>"
 )
 _STATE_VIEW = (
-    "You cannot look back. Besides the questions you are only sure to see your own last step and the result that came "
-    "after it. Your <think> block is your only memory: whatever you do not write into it is lost."
+    "You cannot look back. Besides the questions you are only sure to see your own last <think> and the result that "
+    "came after it. The <think> block is your only memory: whatever you do not write into it is lost."
 )
 _STATE_BLOCK = (
     "<think>your reasoning and your memory in one, written anew in every step: take over what still matters from "
@@ -32,7 +32,6 @@ _STATE_BLOCK = (
     "number, the facts found (names, dates and numbers copied exactly), the answer once you know it, and what "
     "is still missing.</think>"
 )
-_HISTORY_VIEW = "You see all your earlier steps and their results."
 _THINK_BLOCK = "<think>what you know so far, what is missing, and what to do next, in a few sentences</think>"
 _RULES = (
     "Search for one thing of one question at a time; a question may take several searches, each built on the last "
@@ -56,9 +55,14 @@ def instructions(
     elif memory_block == "think":
         view, reasoning = _STATE_VIEW, [_STATE_BLOCK]
     else:
-        view, reasoning = _HISTORY_VIEW, [_THINK_BLOCK] if "think" in blocks else []
+        view, reasoning = "", [_THINK_BLOCK] if "think" in blocks else []
     verbs = " or ".join(_TOOL_VERBS.get(tool, f"use {tool}") for tool in tools)
-    lines = [_TASK.format(verbs=verbs), view, "", "Write every step in exactly this form, and nothing around it:"]
+    lines = [
+        _TASK.format(verbs=verbs),
+        *([view] if view else []),
+        "",
+        "Write every step in exactly this form, and nothing around it:",
+    ]
     lines += [*reasoning, "then one of"]
     lines += [*call_formats, "<answer>first answer; second answer; ...</answer>", "", _RULES, _ANSWER_RULES]
     return "\n".join(lines)
