@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -15,7 +16,7 @@ import typer
 from mempo_agents.commands import eval as eval_command
 from mempo_agents.commands import play, tasks
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "eval": eval_command.run,
     "play": play.run,
     "tasks": tasks.run,

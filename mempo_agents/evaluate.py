@@ -10,7 +10,7 @@ sampling depends on its own seed alone, the end is the same as without the inter
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,6 @@ from mempo_env.tasks import Dataset, compose, load_dataset
 from mempo_env.types import Task
 
 RESULTS_SCHEMA_VERSION = 1
-ENGINES = ("scripted", "random", "hf")
 # The split that is measured when none is named: the first of these that the data set has, else its own first one.
 PREFERRED_SPLITS = ("test", "dev", "validation")
 
@@ -42,12 +41,14 @@ PREFERRED_SPLITS = ("test", "dev", "validation")
 class Settings:
     """What decides the numbers of an evaluation. `mempo eval --help` explains each; units and defaults are the same.
 
-    Raises ValueError where a value is out of range, and UnknownNameError for a policy or engine that does not exist.
+    Raises ValueError where a value is out of range, and UnknownNameError for a policy that does not exist.
     """
 
     policies: tuple[str, ...] = ("react", "mem1", "mempo")
     engine: str = "scripted"
     model: str | None = None
+    dtype: str = "auto"
+    device: str | None = None
     dataset: str = "world"
     corpus: str | None = None
     split: str | None = None
@@ -67,8 +68,6 @@ class Settings:
         for name in self.policies:
             if name not in policy_names():
                 raise UnknownNameError("policy", name, policy_names())
-        if self.engine not in ENGINES:
-            raise UnknownNameError("engine", self.engine, ENGINES)
         for what, values in (("policies", self.policies), ("objectives", self.objectives)):
             if not values or len(set(values)) != len(values):
                 raise ValueError(
@@ -79,11 +78,9 @@ class Settings:
         for what, value in (("tasks", self.tasks), ("samples", self.samples), ("top_k", self.top_k)):
             if value < 1:
                 raise ValueError(f"{what}: expected at least 1, got {value}.")
-        if self.engine == "hf" and self.model is None:
-            raise ValueError("engine hf needs a model: a folder, a hub name, or smollm2 for the embedded one.")
-        if self.samples > 1 and self.engine == "hf" and self.temperature == 0:
+        if self.samples > 1 and self.temperature == 0 and self.engine != "random":
             raise ValueError(
-                f"samples: {self.samples} greedy episodes of a task would all be the same. Set a temperature above 0."
+                f"samples: expected 1 at temperature 0, where all episodes of a task are the same, got {self.samples}."
             )
 
     def command(self) -> str:
@@ -111,8 +108,7 @@ class _Bench:
 
     @classmethod
     def load(cls, settings: Settings) -> _Bench:
-        # A world brings its own passages; a corpus beside it only changes what is searched.
-        dataset = load_dataset(settings.dataset)
+        dataset = load_dataset(settings.dataset, settings.corpus)
         split = settings.split or next((s for s in PREFERRED_SPLITS if s in dataset.splits), dataset.splits[0])
         if split not in dataset.splits:
             raise UnknownNameError(f"split of data set {dataset.name!r}", split, dataset.splits)
@@ -129,8 +125,9 @@ class _Bench:
                 length=settings.tasks,
             )
             tasks[objectives] = [composed[index] for index in range(settings.tasks)]
-        retriever = get_retriever(settings.retriever, dataset, split, corpus=settings.corpus)
-        return cls(settings, dataset, split, retriever, get_engine(settings.engine, settings.model), tasks)
+        retriever = get_retriever(settings.retriever, dataset, split)
+        engine = get_engine(settings.engine, model=settings.model, dtype=settings.dtype, device=settings.device)
+        return cls(settings, dataset, split, retriever, engine, tasks)
 
     def describe(self) -> dict[str, Any]:
         """`run`: everything needed to run it again, and to tell whether another run is the same one."""
@@ -153,22 +150,25 @@ class _Bench:
             "complete": False,
         }
 
-    def play(self, policy_name: str, tasks: Sequence[tuple[Task, int]], batch_size: int) -> Any:
-        """Trajectories of these (task, sample) pairs, each as it finishes."""
+    def play(self, policy_name: str, tasks: Sequence[Task], batch_size: int) -> Iterator[Trajectory]:
+        """Every sample of these tasks, each trajectory as it finishes."""
         settings = self.settings
         sampling = Sampling(
             max_new_tokens=settings.max_new_tokens, temperature=settings.temperature, guided=settings.guided
         )
+        environment = {
+            "dataset": self.dataset,
+            "split": self.split,
+            "retriever": self.retriever,
+            "top_k": settings.top_k,
+            "max_steps": settings.max_steps,
+        }
+        policy = get_policy(policy_name, self.engine, sampling)
         return rollout(
-            get_policy(policy_name, self.engine, sampling),
+            policy,
             tasks,
-            env_kwargs={
-                "dataset": self.dataset,
-                "split": self.split,
-                "retriever": self.retriever,
-                "top_k": settings.top_k,
-                "max_steps": settings.max_steps,
-            },
+            env_kwargs=environment,
+            samples=settings.samples,
             seed=settings.seed,
             batch_size=batch_size,
         )
@@ -197,7 +197,8 @@ def evaluate(settings: Settings, out: Path, *, batch_size: int = 16, watch: Watc
             cell[trajectory.task_id, trajectory.sample] = trajectory
         total = len(settings.policies) * len(settings.objectives) * settings.tasks * settings.samples
         count = sum(map(len, done.values()))
-        results = {"schema_version": RESULTS_SCHEMA_VERSION, "run": run, "cells": []}
+        cells: list[dict[str, Any]] = []
+        results = {"schema_version": RESULTS_SCHEMA_VERSION, "run": run, "cells": cells}
         write_json(out / RESULTS, results)
         with TrajectoryWriter(out / TRAJECTORIES, append=True) as writer:
             for policy in settings.policies:
@@ -205,10 +206,12 @@ def evaluate(settings: Settings, out: Path, *, batch_size: int = 16, watch: Watc
                     label = f"{policy}, {objectives} objectives"
                     episodes = [(task, s) for task in bench.tasks[objectives] for s in range(settings.samples)]
                     found = done.pop((policy, objectives), {})
-                    missing = [(task, s) for task, s in episodes if (task.id, s) not in found]
+                    missing = [task for task in bench.tasks[objectives] if not _all_samples(task, found, settings)]
                     if watch:
                         watch(label, count, total)
                     for trajectory in bench.play(policy, missing, batch_size):
+                        if (trajectory.task_id, trajectory.sample) in found:
+                            continue  # of a task whose other samples were missing; it came out as it did before
                         writer.write(trajectory)
                         found[trajectory.task_id, trajectory.sample] = trajectory
                         count += 1
@@ -216,11 +219,15 @@ def evaluate(settings: Settings, out: Path, *, batch_size: int = 16, watch: Watc
                             watch(label, count, total)
                     # In the order of the tasks, whatever the order of finishing: sums of floats depend on it.
                     cell_rows = [found[task.id, s] for task, s in episodes]
-                    results["cells"].append(_cell(policy, objectives, bench, cell_rows))
+                    cells.append(_cell(policy, objectives, bench, cell_rows))
                     write_json(out / RESULTS, results)
         run["complete"] = True
         write_json(out / RESULTS, results)
     return results
+
+
+def _all_samples(task: Task, found: Mapping[tuple[str, int], Trajectory], settings: Settings) -> bool:
+    return all((task.id, sample) in found for sample in range(settings.samples))
 
 
 def _cell(policy: str, objectives: int, bench: _Bench, trajectories: Sequence[Trajectory]) -> dict[str, Any]:

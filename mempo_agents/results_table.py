@@ -14,8 +14,8 @@ Cell = Mapping[str, Any]
 UNKNOWN = "-"
 _HEADINGS = ("objectives", "F1", "EM", "all correct", "well-formed", "steps", "peak tokens", "total tokens", "failed")
 _FOOTNOTE = (
-    "Means over tasks [95% bootstrap interval]. F1, EM: mean over objectives. well-formed: episodes in which every step "
-    "was. peak: largest prompt plus response of a step. total: all prompts and responses."
+    "Means over tasks [95% bootstrap interval]. F1, EM: mean over objectives. well-formed: share of episodes in which "
+    "every step was. peak: largest prompt plus response of a step. total: all prompts and responses."
 )
 
 

@@ -12,17 +12,20 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder for results.json and trajectories.jsonl; a started run continues.")],
     policies: Annotated[str, typer.Option(help="Policies, joined by commas.")] = "react,mem1,mempo",
     engine: Annotated[
-        str, typer.Option(help="scripted (an oracle that plays from the evidence), random, or hf (a language model).")
+        str,
+        typer.Option(
+            help="scripted (an oracle that plays from the evidence), random, hf (a language model), or replay:FILE."
+        ),
     ] = "scripted",
     model: Annotated[
         str | None,
         typer.Option(help="Language model: a folder, a hub name, or smollm2 (embedded). For scripted: its tokenizer."),
     ] = None,
+    dtype: Annotated[str, typer.Option(help="Weights: auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: what there is.")] = None,
     dataset: Annotated[str, typer.Option(help="world, world-compact, a file of questions, or a hub name.")] = "world",
     corpus: Annotated[str | None, typer.Option(help="File of passages to search; default: the dataset's own.")] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Split of the dataset; default: test, dev, or what there is.")
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="Split of the dataset; default: test, dev, or its first.")] = None,
     objectives: Annotated[str, typer.Option(help="Questions per task, joined by commas.")] = "2,4,6,8,10",
     tasks: Annotated[int, typer.Option(min=1, help="Tasks per number of objectives, the same for all policies.")] = 32,
     samples: Annotated[int, typer.Option(min=1, help="Episodes per task; more than 1 needs a temperature.")] = 1,
@@ -32,9 +35,7 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks' composition and of the sampling.")] = 0,
     retriever: Annotated[str, typer.Option(help="bm25, or another retriever's name.")] = "bm25",
     top_k: Annotated[int, typer.Option(min=1, help="Passages per search.")] = 3,
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps per episode; default: 4 x objectives + 4.")
-    ] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Steps; default: 4 x objectives + 4.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per response.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
     guided: Annotated[
@@ -57,6 +58,8 @@ def run(
         policies=tuple(_names(policies)),
         engine=engine,
         model=model,
+        dtype=dtype,
+        device=device,
         dataset=dataset,
         corpus=corpus,
         split=split,

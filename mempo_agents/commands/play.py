@@ -8,9 +8,7 @@ import typer
 
 
 def run(
-    policy: Annotated[
-        str | None, typer.Option(help="Watch this policy (react, mem1, mempo); default: you play.")
-    ] = None,
+    policy: Annotated[str | None, typer.Option(help="Watch react, mem1 or mempo; default: you play.")] = None,
     engine: Annotated[str, typer.Option(help="Engine of the policy: scripted, random or hf.")] = "scripted",
     model: Annotated[str | None, typer.Option(help="Language model: a folder, a hub name, or smollm2.")] = None,
     guided: Annotated[bool, typer.Option("--guided", help="Force the protocol's tags for a language model.")] = False,
@@ -25,7 +23,7 @@ def run(
     ] = "mempo",
     context: Annotated[
         str | None,
-        typer.Option(help="What stays in view: full, last_step, last_k:K, memory_only; default: the protocol's."),
+        typer.Option(help="In view: full, last_step, last_k:K or memory_only; default: the protocol's."),
     ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Passages per search.")] = 3,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Steps; default: 4 x objectives + 4.")] = None,
@@ -55,7 +53,7 @@ def run(
     from mempo_agents.policies import get_policy
 
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, guided=guided)
-    player = get_policy(policy, get_engine(engine, model), sampling, context=context)
-    tasks = SearchQAEnv(**arguments).library
-    task = tasks.tasks(tasks.split)[index]
+    player = get_policy(policy, get_engine(engine, model=model), sampling, context=context)
+    library = SearchQAEnv(**arguments).library
+    task = library.tasks(library.split)[index]
     watch(player, task=task, seed=seed, env_kwargs=arguments)
