@@ -1,9 +1,9 @@
 """Trajectories on disk: JSON lines, one trajectory a line, exact in both directions.
 
-Two things keep the files small without losing a bit. A message that several steps show is written once per trajectory, and
-a step names it by its number. A prompt is written as `shared`, the number of ids it has in common with the front of the
-step before (prompt, then response), and `ids`, the rest. NaN is written as null; text is escaped to ASCII, so that any
-Python string survives.
+Two things keep the files small without losing a bit. A message that several steps show is written once per
+trajectory, and a step names it by its number. A prompt is written as `shared`, the number of ids it has in common
+with the front of the step before (prompt, then response), and `ids`, the rest. NaN is written as null; text is
+escaped to ASCII, so that any Python string survives.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def write_trajectories(path: str | Path, trajectories: Iterable[Trajectory], *, 
 
 
 def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
-    """The trajectories of a file, one at a time. Raises DataError, with the line number, at the first line that is none."""
+    """The trajectories of a file, one at a time. Raises DataError, with the line number, at a line that is none."""
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: expected a file of trajectories (JSON lines), found none.")

@@ -5,18 +5,19 @@ Tokens are the policy's own: a step's prompt holds P tokens (chat template inclu
     steps               calls of the policy
     prompt_tokens       sum of P over the steps
     generated_tokens    sum of T over the steps
-    observation_tokens  sum of the tokens of the replies (they are prompt tokens of later steps, so never added to a total)
-    total_tokens        sum of P + T: every token that was processed, history counted each time it was read again
+    observation_tokens  sum of the tokens of the replies (they are prompt tokens of later steps, so never added to a
+    total) total_tokens        sum of P + T: every token that was processed, history counted each time it was read again
     peak_tokens         largest P + T of a single step
     dependency          sum of T * P + T * (T - 1) / 2: for every generated token, how many tokens stood before it
     compression         per step: P / (the P that the whole history would have made); 1 under the rule `full`
     seconds             wall time; in a batch, an episode's share of the calls it took part in
 
-F1, EM and all-correct are means over episodes of means over objectives, in [0, 1]. An episode that failed for reasons that
-are not the policy's is kept and counted, and left out of the scores: where nothing is scored, a score is None, not 0.
+F1, EM and all-correct are means over episodes of means over objectives, in [0, 1]. An episode that failed for reasons
+that are not the policy's is kept and counted, and left out of the scores: where nothing is scored, a score is None,
+not 0.
 
-Sources: totals and peak as in MemPO (arXiv 2603.00680: TT, PT); dependency as in MEM1 (arXiv 2506.15841) with exact causal
-counting, each token once, the prompt included.
+Sources: totals and peak as in MemPO (arXiv 2603.00680: TT, PT); dependency as in MEM1 (arXiv 2506.15841) with exact
+causal counting, each token once, the prompt included.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ import numpy as np
 
 from mempo_agents.trajectory import Trajectory
 from mempo_env.types import StopReason
+
+_MEANS = ("f1", "em", "all_correct", "reward", "format_valid", "steps", "invalid_steps", "prompt_tokens",
+          "generated_tokens", "observation_tokens", "total_tokens", "peak_tokens", "dependency", "seconds")  # fmt: skip
+_INTERVALS = ("f1", "em", "all_correct", "total_tokens", "peak_tokens", "steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class Metrics:
 
 
 def measure(trajectory: Trajectory) -> Metrics:
-    """The figures of one episode. `format_valid` is 1 when every step obeyed the protocol; an episode of no step has 0."""
+    """The figures of one episode. `format_valid` is 1 when every step obeyed the protocol, 0 when there is no step."""
     prompts = [len(step.prompt_ids) for step in trajectory.steps]
     outputs = [len(step.response_ids) for step in trajectory.steps]
     scored = not trajectory.failed
@@ -94,9 +99,10 @@ def dependency(prompt_tokens: Sequence[int], generated_tokens: Sequence[int]) ->
 def summarise(trajectories: Sequence[Trajectory], *, confidence: float = 0.95, seed: int = 0) -> dict[str, Any]:
     """One cell of a results table: means over the episodes, JSON-ready, unknown as None.
 
-    Keys: tasks, episodes, failed, stop_reasons (counts), the means of the fields of `Metrics`, `prompt_tokens_by_step` and
-    `compression_by_step` (the mean at step s over the episodes that reached it), and `intervals`: [low, high] for f1, em,
-    all_correct, total_tokens, peak_tokens and steps, by bootstrap over tasks. Costs include the failed episodes.
+    Keys: tasks, episodes, failed, stop_reasons (counts), the means of the fields of `Metrics`,
+    `prompt_tokens_by_step` and `compression_by_step` (the mean at step s over the episodes that reached it), and
+    `intervals`: [low, high] for f1, em, all_correct, total_tokens, peak_tokens and steps, by bootstrap over tasks.
+    Costs include the failed episodes.
     """
     rows = [measure(trajectory) for trajectory in trajectories]
     tasks = [trajectory.task_id for trajectory in trajectories]
@@ -106,14 +112,13 @@ def summarise(trajectories: Sequence[Trajectory], *, confidence: float = 0.95, s
         "failed": sum(row.failed for row in rows),
         "stop_reasons": {str(reason): sum(row.stop_reason == reason for row in rows) for reason in StopReason},
     }
-    for name in ("f1", "em", "all_correct", "reward", "format_valid", "steps", "invalid_steps", "prompt_tokens",
-                 "generated_tokens", "observation_tokens", "total_tokens", "peak_tokens", "dependency", "seconds"):  # fmt: skip
+    for name in _MEANS:
         cell[name] = _mean([getattr(row, name) for row in rows])
     for name in ("prompt_tokens_by_step", "compression_by_step"):
         cell[name] = _by_step([getattr(row, name) for row in rows])
     cell["intervals"] = {
         name: bootstrap_interval([getattr(row, name) for row in rows], tasks, confidence=confidence, seed=seed)
-        for name in ("f1", "em", "all_correct", "total_tokens", "peak_tokens", "steps")
+        for name in _INTERVALS
     }
     return cell
 
@@ -129,8 +134,8 @@ def bootstrap_interval(
     """[low, high] of the mean of `values`, by percentile bootstrap. Unknown values (None, NaN) are left out.
 
     `groups` names what each value belongs to (its task); whole groups are drawn, because samples of one task are not
-    independent. Without it every value is its own group. None when nothing is known; the order of `values` within a group
-    is irrelevant. Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+    independent. Without it every value is its own group. None when nothing is known; the order of `values` within a
+    group is irrelevant. Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}.")

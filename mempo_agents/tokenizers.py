@@ -1,7 +1,7 @@
 """One way to count and encode, for engines with a real tokenizer and for those without.
 
-A `TokenCodec` turns messages into prompt ids and texts into ids with the end of each token's text. `WordTokenizer` needs no
-model: scripted engines count with it. `HFTokenizer` wraps a transformers tokenizer, chat template included.
+A `TokenCodec` turns messages into prompt ids and texts into ids with the end of each token's text. `WordTokenizer`
+needs no model: scripted engines count with it. `HFTokenizer` wraps a transformers tokenizer, chat template included.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PIECE = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
 
 
 class TokenCodec(Protocol):
-    """encode: int64 [T] of a bare text. encode_with_ends: the same, and int64 [T] where each token's text ends, the last at
-    `len(text)`. encode_messages: int64 [P], the prompt that ends where the assistant's words begin."""
+    """encode: int64 [T] of a bare text. encode_with_ends: the same, and int64 [T] where each token's text ends, the
+    last at `len(text)`. encode_messages: int64 [P], the prompt that ends where the assistant's words begin."""
 
     name: str
 
@@ -36,9 +36,9 @@ class TokenCodec(Protocol):
 class WordTokenizer:
     """Words and punctuation marks, each with the white space before it; an id is the CRC-32 of the piece's UTF-8 bytes.
 
-    About 1.1 tokens per English word. Every character belongs to exactly one piece, so the ends are exact. Ids cannot be
-    decoded: the texts are kept beside them. A message costs its content and two marks, one for the role and one for the
-    end; the open assistant turn costs one more.
+    About 1.1 tokens per English word. Every character belongs to exactly one piece, so the ends are exact. Ids cannot
+    be decoded: the texts are kept beside them. A message costs its content and two marks, one for the role and one
+    for the end; the open assistant turn costs one more.
     """
 
     name = "word"
@@ -64,8 +64,8 @@ class HFTokenizer:
     token stands in front where the tokenizer's own rule puts one.
 
     Some templates rewrite what they are given (they drop the reasoning of earlier turns, which for MEM1 is the memory).
-    What the policy sees is the context rule's business, so such a template supplies the frame and the contents are put in
-    unchanged.
+    What the policy sees is the context rule's business, so such a template supplies the frame and the contents are
+    put in unchanged.
     """
 
     def __init__(self, tokenizer: Any, name: str | None = None) -> None:

@@ -20,11 +20,11 @@ SCHEMA_VERSION = 1
 class Step:
     """One call of the policy and the environment's answer.
 
-    prompt_ids: int64 [P]. response_ids: int64 [T], as sampled. logprobs: float32 [T], of the sampled ids at the sampling
-    temperature with full support; NaN where unknown or forced. policy_mask: bool [T], True where the policy chose the
-    token and the environment kept it (False for what guided decoding forced, and for tokens that lie wholly after the
-    end of the action). spans: half-open token ranges in `response_ids`, tags included, named "memory", "think", "call",
-    "answer". token_ends: int64 [T], the end of each token's text in `sampled_text`.
+    prompt_ids: int64 [P]. response_ids: int64 [T], as sampled. logprobs: float32 [T], of the sampled ids at the
+    sampling temperature with full support; NaN where unknown or forced. policy_mask: bool [T], True where the policy
+    chose the token and the environment kept it (False for what guided decoding forced, and for tokens that lie wholly
+    after the end of the action). spans: half-open token ranges in `response_ids`, tags included, named "memory",
+    "think", "call", "answer". token_ends: int64 [T], the end of each token's text in `sampled_text`.
     response: the text kept in context (cut after the action); sampled_text: all of it. observation: what came back.
     history_tokens: how long the prompt would have been had the policy seen the whole history; None where not counted.
     seconds: this step's share of the wall time of the batched calls it took part in.

@@ -15,7 +15,7 @@ _POLICIES: dict[str, type[Policy]] = {}
 
 
 def register_policy(policy: type[Policy]) -> type[Policy]:
-    """Makes a subclass of `Policy` known by its `name`. Usable as a decorator. Raises ValueError where the name is taken."""
+    """Makes a subclass of `Policy` known by its `name`; usable as a decorator. Raises ValueError for a taken name."""
     if _POLICIES.get(policy.name, policy) is not policy:
         raise ValueError(f"A policy named {policy.name!r} is already registered; give yours another name.")
     _POLICIES[policy.name] = policy
