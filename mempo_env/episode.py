@@ -133,6 +133,22 @@ class Episode:
         self.error = error
         self._close(Turn(self._take_pending()), StopReason.FAILED)
 
+    def truncate(self) -> None:
+        """End the episode because the policy cannot read what it would see next: its own window is full.
+
+        Like a reply over `max_context_tokens`, the last reply is dropped: nobody has seen it.
+
+        Raises:
+            EpisodeOverError: The episode has ended, or a search is pending.
+        """
+        if self.done or self.pending is not None:
+            raise EpisodeOverError("Only a running episode with no search pending can be truncated.")
+        if self.turns:
+            last = self.turns[-1]
+            self.turns = (*self.turns[:-1], Turn(last.action, last.hits, ""))
+            self._look()
+        self._end(StopReason.CONTEXT_LENGTH)
+
     @property
     def done(self) -> bool:
         return self.stop_reason is not None
@@ -210,8 +226,12 @@ class Episode:
             self.turns = (*self.turns[:-1], Turn(turn.action, turn.hits, ""))
             self._look()
             stop_reason = StopReason.CONTEXT_LENGTH
+        if stop_reason is not None:
+            self._end(stop_reason)
+
+    def _end(self, stop_reason: StopReason) -> None:
         self.stop_reason = stop_reason
-        if stop_reason is not None and stop_reason is not StopReason.FAILED:
+        if stop_reason is not StopReason.FAILED:
             self.score = score(self.task, self.answer, self._normaliser)
             result = self._reward(self.score, self.format_valid)
             self.result = RewardResult(result.total, dict(result.parts))  # read-only mappings would not pickle

@@ -24,11 +24,11 @@ class SearchQAVectorEnv(VectorEnv[Observations, Sequence[str | None], np.ndarray
     `gym.make_vec("MemPO-WikiQA-v0", num_envs=8, ...)` makes one. Row i is an environment of its own, with its own
     generator; what one row does never changes another.
 
-    - Autoreset is Gymnasium's: NEXT_STEP (the step after an end resets, its action is ignored, its reward is 0), SAME_STEP
-      (the end resets at once; the last values are in `infos["final_obs"]` and `infos["final_info"]`), DISABLED (the
-      caller resets with `options={"reset_mask": ...}`).
-    - In DISABLED mode a row that has ended may stay so: its action must then be None. It keeps its last observation, gives
-      reward 0, stays terminated or truncated, and has no entry in `infos`.
+    - Autoreset is Gymnasium's: NEXT_STEP (the step after an end resets, its action is ignored, its reward is 0),
+      SAME_STEP (the end resets at once; the last values are in `infos["final_obs"]` and `infos["final_info"]`),
+      DISABLED (the caller resets with `options={"reset_mask": ...}`).
+    - In DISABLED mode a row that has ended may stay so: its action must then be None. It keeps its last observation,
+      gives reward 0, stays terminated or truncated, and has no entry in `infos`.
     - A search that breaks down fails the rows that searched; rows that answered are scored as ever.
 
     Args:
@@ -73,15 +73,15 @@ class SearchQAVectorEnv(VectorEnv[Observations, Sequence[str | None], np.ndarray
 
         Args:
             seed: An integer seeds row i with seed + i; a sequence of N seeds each row, None leaving it as it is.
-            options: "split", for all rows; "indices" or "tasks", N entries each, where None leaves the row's task to its
-                generator; "reset_mask", bool [N].
+            options: "split", for all rows; "indices" or "tasks", N entries each, where None leaves the row's task to
+                its generator; "reset_mask", bool [N].
 
         Returns:
             All rows' observations, and the infos of the rows that were reset.
         """
         options = dict(options or {})
         mask = self._reset_mask(options.pop("reset_mask", None))
-        rows = np.flatnonzero(mask)
+        rows = np.flatnonzero(mask).tolist()
         seeds = self._seeds(seed)
         choices = self._choices(options)
         # Every choice is checked before any row begins anew, so that an error leaves all episodes as they were.
@@ -127,7 +127,7 @@ class SearchQAVectorEnv(VectorEnv[Observations, Sequence[str | None], np.ndarray
                 info = {"final_obs": observation, "final_info": info, **begun}
             infos[row] = info
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-            for row in np.flatnonzero(ended):
+            for row in np.flatnonzero(ended).tolist():
                 _, infos[row] = self.envs[row].reset()
             self._terminations[ended] = False
             self._truncations[ended] = False
@@ -137,6 +137,15 @@ class SearchQAVectorEnv(VectorEnv[Observations, Sequence[str | None], np.ndarray
             self._terminations[:] = False
             self._truncations[:] = False
         return observations, rewards, terminations, truncations, stack_infos(infos)
+
+    def truncate(self, row: int) -> None:
+        """End a row's episode before its next step: the policy's own window cannot hold what it would see.
+
+        Raises:
+            EpisodeOverError: The row has ended, or was never reset.
+        """
+        self.envs[row].episode.truncate()
+        self._truncations[row] = True
 
     def render(self) -> tuple[str | None, ...]:  # type: ignore[override]
         """What each row renders."""
