@@ -1,0 +1,231 @@
+"""Building dense indexes: estimated up front, encoded resumably, measured against exact search.
+
+While it works, everything lies in `<folder>.partial`; the finished folder takes its name at the end. Run the same command
+again after a crash or a kill, and it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mempo_env.retrieval import storage
+from mempo_env.retrieval.bm25_disk import check_rows
+from mempo_env.retrieval.corpus import Corpus
+from mempo_env.retrieval.dense import EMBEDDINGS, DenseRetriever
+from mempo_env.retrieval.encoders import Encoder, get_encoder
+from mempo_env.retrieval.encoding import DONE, PLAN, EncodingJob, Progress, encode, prepare, truncated_total
+from mempo_env.retrieval.vectors import (
+    INDEX,
+    bytes_per_vector,
+    create_index,
+    default_effort,
+    import_faiss,
+    set_effort,
+    train_and_add,
+    training_rows,
+)
+
+SHARD_ROWS = 2048
+_ADD_ROWS = 16_384
+_ENCODER_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a dense index will take, in bytes: files at their largest, and memory while it is built and served.
+
+    memory_serve_bytes is the size of what a search may touch in mapped files; what stays resident is less.
+    """
+
+    disk_bytes: int
+    memory_build_bytes: int
+    memory_serve_bytes: int
+
+
+def estimate_dense(count: int, dimensions: int, factory: str, *, keep_embeddings: bool = True) -> Estimate:
+    """The needs of an index of `count` vectors. Raises ValueError for a factory FAISS refuses, or too many lists."""
+    index = int(count * bytes_per_vector(factory, dimensions))
+    embeddings = count * dimensions * 2
+    training = training_rows(factory, dimensions, count) * dimensions * 4
+    return Estimate(
+        disk_bytes=index + embeddings,
+        memory_build_bytes=index + training + _ADD_ROWS * dimensions * 4,
+        memory_serve_bytes=index + (embeddings if keep_embeddings else 0),
+    )
+
+
+def build_dense(
+    corpus: Corpus,
+    folder: str | Path,
+    *,
+    encoder: str | Encoder = "minilm",
+    encoder_options: dict[str, Any] | None = None,
+    factory: str = "Flat",
+    effort: int | None = None,
+    rows: tuple[int, int] | None = None,
+    devices: Sequence[str] = ("cpu",),
+    keep_embeddings: bool = True,
+    sample: int = 200,
+    seed: int = 0,
+    shard_rows: int = SHARD_ROWS,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Encode and index the passages of `rows` (start, stop; default all), and return the index's manifest.
+
+    Args:
+        encoder: a name, or an instance (then one process codes, whatever `devices` says).
+        encoder_options: arguments of `SentenceEncoder` but the device, such as a prefix or max_tokens.
+        factory: a FAISS factory string. effort: lists probed or candidates kept; None chooses by the index.
+        devices: where to encode, one process each: ("cuda:0", "cuda:1"), or ("cpu", "cpu") for two processes.
+        keep_embeddings: keep the float16 vectors beside the index, from which candidates are ranked again.
+        sample: queries (passages' own first words) on which recall against exact search is measured; 0 for none.
+
+    Raises DataError when disk or memory do not suffice, FileExistsError where the folder exists and `overwrite` is False.
+    """
+    started = time.perf_counter()
+    folder = Path(folder)
+    if folder.exists() and not overwrite:
+        raise FileExistsError(f"{folder} exists. Choose another folder, or pass overwrite=True (`--overwrite`).")
+    if not devices:
+        raise ValueError("devices: expected at least one, such as ('cpu',), got none.")
+    start, stop = check_rows(rows, len(corpus))
+    count = stop - start
+    options = dict(encoder_options or {})
+    model = get_encoder(encoder, **options, device=devices[0]) if isinstance(encoder, str) else encoder
+    estimate = estimate_dense(count, model.dimensions, factory, keep_embeddings=keep_embeddings)
+    partial = folder.with_name(f"{folder.name}.partial")
+    here = sum(p.stat().st_size for p in partial.rglob("*") if p.is_file()) if partial.exists() else 0
+    storage.require_space(partial, estimate.disk_bytes - here, f"A dense index of {count} passages ({factory})")
+    storage.require_memory(
+        estimate.memory_build_bytes + _ENCODER_BYTES,
+        f"Building {factory!r} for {count} passages",
+        "Choose a smaller index (IVF..,SQ8 or IVF..,PQ), or build parts with `--rows` and search them as shards.",
+    )
+    name = encoder if isinstance(encoder, str) else ""
+    job = EncodingJob(str(corpus.folder), str(partial), start, stop, shard_rows, name, tuple(sorted(options.items())))
+    plan = {
+        "corpus_count": len(corpus),
+        "corpus_checksum": corpus.checksum,
+        "rows": [start, stop],
+        "encoder": model.name,
+        "dimensions": model.dimensions,
+        "shard_rows": shard_rows,
+    }
+    todo = prepare(job, plan, model.dimensions)
+    encode(job, todo, model, devices if name else devices[:1], progress)
+    embeddings = np.load(partial / EMBEDDINGS, mmap_mode="r", allow_pickle=False)
+    _index(embeddings, factory, effort, partial, seed, progress)
+    if effort is None:
+        effort = default_effort(factory, model.dimensions)
+    manifest: dict[str, Any] = {
+        "kind": "dense",
+        "schema_version": storage.SCHEMA_VERSION,
+        "count": count,
+        "rows": [start, stop],
+        "corpus_count": len(corpus),
+        "corpus_checksum": corpus.checksum,
+        "encoder": {"model": name, "name": model.name, "options": options},
+        "dimensions": model.dimensions,
+        "factory": factory,
+        "effort": effort,
+        "seed": seed,
+        "keep_embeddings": keep_embeddings,
+        "report": {"n_in": count, "n_out": count, "n_truncated": truncated_total(job)},
+    }
+    storage.write_json(partial / storage.MANIFEST, manifest)
+    if sample:
+        if progress:
+            progress("measuring recall", 0, 1)
+        manifest["recall"] = measure_recall(corpus, partial, model, sample=sample, seed=seed)
+        if progress:
+            progress("measuring recall", 1, 1)
+    manifest["build_seconds"] = round(time.perf_counter() - started, 3)
+    storage.write_json(partial / storage.MANIFEST, manifest)
+    if not keep_embeddings:
+        (partial / EMBEDDINGS).unlink()
+    (partial / PLAN).unlink()
+    shutil.rmtree(partial / DONE)
+    storage.replace_folder(partial, folder)
+    return manifest
+
+
+def _index(
+    embeddings: np.ndarray, factory: str, effort: int | None, folder: Path, seed: int, progress: Progress | None
+) -> None:
+    count, dimensions = embeddings.shape
+    index = create_index(factory, dimensions)
+    n_training = training_rows(factory, dimensions, count)
+    chosen = np.sort(np.random.default_rng(seed).choice(count, n_training, replace=False)) if n_training else []
+    training = embeddings[chosen].astype(np.float32) if n_training else np.empty((0, dimensions), np.float32)
+    if progress and n_training:
+        progress(f"training on {n_training} vectors", 0, 1)
+
+    def blocks() -> Iterator[np.ndarray]:
+        for first in range(0, count, _ADD_ROWS):
+            yield embeddings[first : first + _ADD_ROWS].astype(np.float32)
+
+    for done in train_and_add(index, training, blocks(), seed):
+        if progress:
+            progress("indexing", done, count)
+    chosen_effort = effort if effort is not None else default_effort(factory, dimensions)
+    if chosen_effort is not None:
+        set_effort(index, chosen_effort)
+    import_faiss().write_index(index, str(folder / INDEX))
+
+
+def measure_recall(
+    corpus: Corpus, folder: Path, encoder: Encoder, *, sample: int = 200, seed: int = 0, ks: Sequence[int] = (1, 3, 10)
+) -> dict[str, Any]:
+    """Share of the exact top k that the index also returns, averaged over queries; exact search over all float16 vectors.
+
+    The queries are passages' titles and first eight words, drawn by `seed`: words that occur, not whole passages.
+    """
+    retriever = DenseRetriever(corpus, folder, encoder=encoder)
+    first, last = retriever.manifest["rows"]
+    chosen = np.random.default_rng(seed).choice(last - first, min(sample, last - first), replace=False)
+    queries = []
+    for row in np.sort(chosen):
+        passage = corpus[first + int(row)]
+        queries.append(" ".join([passage.title, *passage.text.split()[:8]]))
+    vectors = encoder.encode_queries(queries)
+    started = time.perf_counter()
+    found = retriever.rank(vectors, max(ks))
+    seconds = time.perf_counter() - started
+    exact = exact_top(np.load(folder / EMBEDDINGS, mmap_mode="r", allow_pickle=False), vectors, max(ks))
+    recall = {}
+    for k in ks:
+        shares = []
+        for ranked, best in zip(found, exact, strict=True):
+            wanted = {first + int(row) for row in best[:k]}
+            shares.append(len(wanted & {row for row, _ in ranked[:k]}) / len(wanted))
+        recall[f"recall_at_{k}"] = round(float(np.mean(shares)), 4)
+    return {**recall, "queries": len(queries), "seed": seed, "search_seconds_per_query": round(seconds / len(queries), 6)}
+
+
+def exact_top(embeddings: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
+    """Rows of the k largest inner products of each vector [Q, D] with the embeddings [N, D], best first: [Q, min(k, N)]."""
+    best_scores = np.full((len(vectors), 0), -np.inf, np.float32)
+    best_rows = np.zeros((len(vectors), 0), np.int64)
+    for start in range(0, len(embeddings), _ADD_ROWS):
+        block = np.asarray(embeddings[start : start + _ADD_ROWS], np.float32)
+        scores = np.concatenate([best_scores, vectors @ block.T], axis=1)
+        rows = np.broadcast_to(np.arange(start, start + len(block)), (len(vectors), len(block)))
+        all_rows = np.concatenate([best_rows, rows], axis=1)
+        keep = np.argsort(-scores, axis=1, kind="stable")[:, :k] if scores.shape[1] <= 4 * k else _top(scores, k)
+        best_scores = np.take_along_axis(scores, keep, axis=1)
+        best_rows = np.take_along_axis(all_rows, keep, axis=1)
+    return best_rows
+
+
+def _top(scores: np.ndarray, k: int) -> np.ndarray:
+    chosen = np.argpartition(-scores, k, axis=1)[:, :k]
+    order = np.argsort(-np.take_along_axis(scores, chosen, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(chosen, order, axis=1)
