@@ -246,9 +246,7 @@ def _same_run_or_new(out: Path, run: dict[str, Any]) -> dict[str, Any]:
     """The run that `out` holds if it is this one, `run` if it holds none; DataError names what differs otherwise."""
     if not (out / RESULTS).exists():
         if (out / TRAJECTORIES).exists():
-            raise DataError(
-                f"{out}: holds {TRAJECTORIES} but no {RESULTS}, so whose it is is unknown. Name another folder."
-            )
+            raise DataError(f"{out}: expected {RESULTS} beside {TRAJECTORIES}, got none. Name another folder.")
         return run
     old = read_json(out / RESULTS)
     if old.get("schema_version") != RESULTS_SCHEMA_VERSION:

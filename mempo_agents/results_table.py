@@ -8,43 +8,57 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 Cell = Mapping[str, Any]
 
 UNKNOWN = "-"
-_HEADINGS = ("objectives", "F1", "EM", "all correct", "well-formed", "steps", "peak tokens", "total tokens", "failed")
+_HEADINGS = ("objectives", "F1", "EM", "correct", "format", "steps", "peak tokens", "total tokens", "failed")
 _FOOTNOTE = (
-    "Means over tasks [95% bootstrap interval]. F1, EM: mean over objectives. well-formed: share of episodes in which "
-    "every step was. peak: largest prompt plus response of a step. total: all prompts and responses."
+    "Means over tasks [95% bootstrap interval]. F1, EM: mean over objectives. correct: all objectives right. "
+    "format: all steps well-formed. peak: largest prompt plus response of a step. total: all prompts and responses."
 )
 
 
 def print_results(results: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the cells of `results`, a section per policy, then how the peak grows from fewest to most objectives."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.measure import Measurement
     from rich.text import Text
 
     if console is None:
-        # A pipe has no width of its own: give it the table's, or rich would fold it at 80 columns.
-        console = Console() if sys.stdout.isatty() else Console(width=140)
+        # A pipe has no width of its own: give it more than the table needs, or rich would fold it at 80 columns.
+        console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(Text(title(results)), soft_wrap=True)
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("policy")
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="right")
-    for cells in by_policy(results).values():
-        for number, cell in enumerate(cells):
-            table.add_row(cell["policy"] if number == 0 else "", *row(cell), end_section=number == len(cells) - 1)
+    table = _table(results, " [")
+    if Measurement.get(console, console.options.update(width=10_000), table).minimum > console.width:
+        table = _table(results, "\n[")
     console.print(table)
     for line in growth_lines(results):
         console.print(Text(line), soft_wrap=True)
     console.print(Text(_FOOTNOTE), style="dim", soft_wrap=True)
 
 
+def _table(results: Mapping[str, Any], before_interval: str) -> Table:
+    """The cells; each interval beside its value (" [") or, for a narrow screen, below it ("\\n[")."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("policy", no_wrap=True)
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cells in by_policy(results).values():
+        for number, cell in enumerate(cells):
+            texts = [text.replace(" [", before_interval) for text in row(cell)]
+            table.add_row(cell["policy"] if number == 0 else "", *texts, end_section=number == len(cells) - 1)
+    return table
+
+
 def markdown(results: Mapping[str, Any]) -> str:
     """The same table in Markdown, the command that made it above it."""
-    lines = [title(results), "", f"    {results['run']['command']}", ""]
+    commands = [f"    {command}" for command in results["run"]["command"].splitlines()]
+    lines = [title(results), "", *commands, ""]
     lines += ["| policy | " + " | ".join(_HEADINGS) + " |", "|---" + "|---:" * len(_HEADINGS) + "|"]
     for cells in by_policy(results).values():
         lines += ["| " + " | ".join([cell["policy"], *row(cell)]) + " |" for cell in cells]
@@ -76,8 +90,8 @@ def row(cell: Cell) -> list[str]:
     interval = cell["intervals"]
     return [
         str(cell["objectives"]),
-        _with_interval(cell["f1"], interval.get("f1"), ".3f"),
-        _with_interval(cell["em"], interval.get("em"), ".3f"),
+        _with_interval(cell["f1"], interval.get("f1"), ".2f"),
+        _with_interval(cell["em"], interval.get("em"), ".2f"),
         _number(cell["all_correct"], ".2f"),
         _number(cell["format_valid"], ".2f"),
         _number(cell["steps"], ".1f"),

