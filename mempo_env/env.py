@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +43,20 @@ class SearchQAEnv(gym.Env[str, str]):
     ## Action Space
     `Unicode`: any text. The protocol reads one action in it; what follows the first complete action is cut.
 
-    | protocol    | a step is written as                                                          | default context |
-    |-------------|-------------------------------------------------------------------------------|-----------------|
-    | `mempo`     | `<mem>..</mem><think>..</think>` then `<tool_call>{json}</tool_call>` or `<answer>` | `last_step`     |
-    | `mem1`      | `<think>..</think>` (the memory) then `<search>..</search>` or `<answer>`           | `last_step`     |
-    | `react`     | `<think>..</think>` then `<tool_call>{json}</tool_call>` or `<answer>`              | `full`          |
-    | `search_r1` | `<think>..</think>` then `<search>..</search>` or `<answer>`                        | `full`          |
+    | protocol | a step | default context |
+    |----------|--------|-----------------|
+    | `mempo` | `<mem>..</mem><think>..</think>`, then `<tool_call>{json}</tool_call>` or `<answer>` | `last_step` |
+    | `mem1` | `<think>..</think>`, which is the memory, then `<search>..</search>` or `<answer>` | `last_step` |
+    | `react` | `<think>..</think>`, then `<tool_call>{json}</tool_call>` or `<answer>` | `full` |
+    | `search_r1` | `<think>..</think>`, then `<search>..</search>` or `<answer>` | `full` |
 
     Answers to the questions stand in order, joined by `"; "`. A text without a readable action is answered by a
     message that says what was wrong; it costs a step and never raises.
 
     ## Observation Space
-    `Unicode`: what the policy sees next, as plain text. `info["messages"]` is the same as chat messages; the observation
-    is their contents joined by a blank line. Search results come in `<information>..</information>`; nothing in a passage
-    or a question can open or close a tag of the protocol.
+    `Unicode`: what the policy sees next, as plain text. `info["messages"]` is the same as chat messages; the
+    observation is their contents joined by a blank line. Search results come in `<information>..</information>`;
+    nothing in a passage or a question can open or close a tag of the protocol.
 
     ## Starting State
     The instructions and the numbered questions. The task is drawn from the split by the environment's own generator, so
@@ -75,8 +75,8 @@ class SearchQAEnv(gym.Env[str, str]):
 
     ## Episode End
     - Terminated: the policy answered, be it on the last step allowed (then it is not truncated as well).
-    - Truncated: `max_steps` steps are done (`stop_reason` "max_steps"; the last step's search is not run, as nobody would
-      read it), or the next context would exceed `max_context_tokens` ("context_length"; the reply is dropped).
+    - Truncated: `max_steps` steps are done (`stop_reason` "max_steps"; the last step's search is not run, as nobody
+      would read it), or the next context would exceed `max_context_tokens` ("context_length"; the reply is dropped).
     - Truncated as "failed": the search broke down. The reason is in `info["error"]`, the policy is told nothing.
 
     A `TimeLimit` wrapper also holds: the smaller limit wins. A step after the end raises `EpisodeOverError`.
@@ -88,7 +88,7 @@ class SearchQAEnv(gym.Env[str, str]):
     | `step` | steps done |
     | `messages` | the observation as chat messages (`role`, `content`) |
     | `protocol`, `context` | the names of the rules in force |
-    | `action`, `argument` | kind of the last action ("search", "answer", "invalid") and its query or answer; None at reset |
+    | `action`, `argument` | the last action ("search", "answer", "invalid") and its query or answer; None at reset |
     | `invalid_reason` | why there was no action, else None |
     | `format_valid` | whether every step so far obeyed the protocol |
     | `memory` | the memory written in the last step, None if none was |
@@ -103,24 +103,26 @@ class SearchQAEnv(gym.Env[str, str]):
     - `objectives`: questions per task, 1 or more, or a range `(low, high)`, both ends included.
     - `dataset`: "world", "world-compact", a path, a hub name, or a `Dataset`. `split`: None is its first split.
     - `composition`, `task_seed`: how questions become tasks ("sample" without replacement, or "blocks" of neighbours).
-    - `retriever`: "bm25" or a `Retriever`; `corpus`: passages to search instead of the data set's own; `top_k`: hits per search.
-    - `normaliser`: how answers are compared, "squad" (as published) or "careful" (keeps signs and decimal points).
+    - `retriever`: "bm25", a search server's address, or a `Retriever`. `corpus`: passages to search instead of the data
+      set's own. `top_k`: most hits per search.
     - `protocol`, `context`, `reward`: a name or an object. `context` None is the protocol's default; also "last_k:K"
-      and "memory_only".
+      and "memory_only". `tools`: what the protocol offers, None for its own choice ("search").
+    - `normaliser`: how answers are compared, "squad" (as published) or "careful" (keeps signs and decimal points).
     - `max_steps`: None is 4 * questions + 4. `instructions`: the system message; None is the protocol's, "" is none.
-    - `max_passage_chars`, `max_observation_chars`, `max_passage_tokens`, `max_observation_tokens`, `max_context_tokens`:
-      budgets; those in tokens need `count_tokens`, a function from text to its number of tokens.
+    - `max_passage_chars`, `max_observation_chars`, and the same in `_tokens`: budgets of a passage and of a reply;
+      passages are cut between words or left out, tags stay whole. `max_context_tokens`: most tokens of an observation.
+      Those in tokens need `count_tokens`, a function from a text to its number of tokens.
     - `render_mode`: "ansi" (`render` returns the episode as coloured text) or "human" (printed as it happens).
 
     ## References
-    MemPO: `<mem>` and memory-level credit. MEM1 (Zhou et al., 2025): constant context, multi-objective tasks. ReAct (Yao et
-    al., 2023). Search-R1 (Jin et al., 2025).
+    MemPO: a memory written by the policy, with credit of its own. MEM1 (Zhou et al., 2025): constant context,
+    multi-objective tasks. ReAct (Yao et al., 2023). Search-R1 (Jin et al., 2025).
 
     ## Version History
     - v0: first version.
     """
 
-    metadata = {"render_modes": ["human", "ansi"], "render_fps": 4}
+    metadata: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}  # noqa: RUF012  as Gymnasium has it
 
     def __init__(
         self,
@@ -135,6 +137,7 @@ class SearchQAEnv(gym.Env[str, str]):
         top_k: int = 3,
         protocol: str | Protocol = "mempo",
         context: str | ContextRule | None = None,
+        tools: Sequence[str] | None = None,
         reward: str | Reward = "paper",
         normaliser: str = "squad",
         max_steps: int | None = None,
@@ -152,7 +155,7 @@ class SearchQAEnv(gym.Env[str, str]):
         self.render_mode = render_mode
         self.max_steps = check_limit("max_steps", max_steps)
         self.instructions = instructions
-        self.protocol = get_protocol(protocol)
+        self.protocol = get_protocol(protocol, tools)
         self.context = get_context(self.protocol.default_context if context is None else context)
         self.reward = get_reward(reward)
         get_normaliser(normaliser)
@@ -178,8 +181,15 @@ class SearchQAEnv(gym.Env[str, str]):
             retriever=retriever,
             corpus=corpus,
             top_k=top_k,
+            tools=self.protocol.tools,
         )
         self._clear()
+
+    def _clear(self) -> None:
+        self.observation_space = Unicode()
+        self.action_space = Unicode()
+        self._episode: Episode | None = None
+        self._shown: int | None = None
 
     @property
     def episode(self) -> Episode:
@@ -241,12 +251,6 @@ class SearchQAEnv(gym.Env[str, str]):
         twin._np_random = twin._np_random_seed = None
         twin._clear()
         return twin
-
-    def _clear(self) -> None:
-        self.observation_space = Unicode()
-        self.action_space = Unicode()
-        self._episode: Episode | None = None
-        self._shown: int | None = None
 
     def show(self) -> None:
         """In human mode, print the steps not printed yet."""

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class MempoError(Exception):
     """Base of all errors raised on purpose by this project."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Worker processes send errors home by pickle, which would call a subclass with nothing but its message.
+        return _restore, (type(self), self.args)
+
+
+def _restore(kind: type[MempoError], args: tuple[Any, ...]) -> MempoError:
+    return kind.__new__(kind, *args)
 
 
 class DataError(MempoError, ValueError):

@@ -28,11 +28,13 @@ RESET_OPTIONS = ("split", "index", "task")
 class Library:
     """A data set ready to be asked for tasks and to be searched. Everything is built at first need and kept.
 
-    Arguments are those of `SearchQAEnv`. A pickle holds the names that were given, not what was built from them.
+    Arguments are those of `SearchQAEnv`; `tools` are the protocol's. A pickle holds the names that were given, not what
+    was built from them.
 
     Raises:
         UnknownNameError: The data set, split, composition or retriever does not exist.
         DataError: The data set has no passages and no corpus was given, or too few questions.
+        TypeError: The protocol offers a tool that the retriever does not have.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Library:
         retriever: str | Retriever,
         corpus: str | Path | None,
         top_k: int,
+        tools: Sequence[str] = ("search",),
     ) -> None:
         if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
             raise ValueError(f"Expected top_k to be an integer of at least 1, got {top_k!r}.")
@@ -55,11 +58,17 @@ class Library:
         self._objectives = objectives
         self._composition = composition
         self._task_seed = task_seed
+        self._tools = tuple(tools)
         self.top_k = top_k
         self._forget()
         self.split = check_split(self.dataset, split)
         self.tasks(self.split)
         self.retriever(self.split)
+
+    def _forget(self) -> None:
+        self._dataset: Dataset | None = None
+        self._tasks: dict[str, TaskSet] = {}
+        self._retrievers: dict[str, Retriever] = {}
 
     @property
     def dataset(self) -> Dataset:
@@ -83,7 +92,13 @@ class Library:
     def retriever(self, split: str) -> Retriever:
         """The retriever that serves a split's episodes."""
         if split not in self._retrievers:
-            self._retrievers[split] = get_retriever(self._retriever_spec, self.dataset, split)
+            retriever = get_retriever(self._retriever_spec, self.dataset, split)
+            if "visit" in self._tools and not hasattr(retriever, "visit"):
+                raise TypeError(
+                    f"The protocol offers the tool 'visit', but the retriever {retriever.name!r} cannot open pages: "
+                    "expected a method visit(urls) that returns one list of hits per url."
+                )
+            self._retrievers[split] = retriever
         return self._retrievers[split]
 
     def choose(self, options: Mapping[str, Any] | None) -> tuple[Task | None, str]:
@@ -134,11 +149,9 @@ class Library:
                     episode.observe(hits)
 
     def _look_up(self, kind: ActionKind, arguments: list[str], split: str) -> list[list[Hit]]:
-        retriever = self.retriever(split)
-        if kind is ActionKind.VISIT:
-            found = retriever.visit(arguments)  # type: ignore[attr-defined]
-        else:
-            found = retriever.search(arguments, self.top_k)
+        retriever: Any = self.retriever(split)
+        visiting = kind is ActionKind.VISIT
+        found = retriever.visit(arguments) if visiting else retriever.search(arguments, self.top_k)
         if len(found) != len(arguments):
             raise RetrievalError(
                 f"Expected one list of hits per query, {len(arguments)} in all, got {len(found)} from {retriever!r}."
@@ -173,11 +186,6 @@ class Library:
                 f"got {type(question_ids).__name__}: {question_ids!r}."
             )
         return self.tasks(split).from_questions(question_ids)
-
-    def _forget(self) -> None:
-        self._dataset: Dataset | None = None
-        self._tasks: dict[str, TaskSet] = {}
-        self._retrievers: dict[str, Retriever] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         built = ("_dataset", "_tasks", "_retrievers")

@@ -70,7 +70,7 @@ def render_episode(episode: Episode, *, colour: bool = True) -> str:
 
 
 def render_lines(episode: Episode, *, colour: bool = True, from_turn: int | None = None) -> Iterator[str]:
-    """The episode's lines from step `from_turn` + 1 on; with None, the task and then all steps. The outcome closes it."""
+    """The episode's lines from step `from_turn` + 1 on; None gives the task and all steps. An outcome closes them."""
     paint = _Painter(colour)
     if from_turn is None:
         yield from _task_lines(episode.task, f"{episode.protocol.name}, context {episode.context.name}", paint)
