@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 Cell = Mapping[str, Any]
 
 UNKNOWN = "-"
-_HEADINGS = ("objectives", "F1", "EM", "correct", "format", "steps", "peak tokens", "total tokens", "failed")
+_HEADINGS = ("objectives", "F1", "EM", "correct", "format", "steps", "peak", "total", "failed")
 _FOOTNOTE = (
     "Means over tasks [95% bootstrap interval]. F1, EM: mean over objectives. correct: all objectives right. "
-    "format: all steps well-formed. peak: largest prompt plus response of a step. total: all prompts and responses."
+    "format: all steps well-formed. peak: tokens of the largest prompt plus response. total: tokens of all of them."
 )
 
 
@@ -30,27 +30,30 @@ def print_results(results: Mapping[str, Any], console: Console | None = None) ->
         # A pipe has no width of its own: give it more than the table needs, or rich would fold it at 80 columns.
         console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(Text(title(results)), soft_wrap=True)
-    table = _table(results, " [")
-    if Measurement.get(console, console.options.update(width=10_000), table).minimum > console.width:
-        table = _table(results, "\n[")
+    # Each interval beside its value, or below it on a narrower screen, or not at all.
+    for before_interval in (" [", "\n[", None):
+        table = _table(results, before_interval)
+        if Measurement.get(console, console.options.update(width=10_000), table).maximum <= console.width:
+            break
     console.print(table)
     for line in growth_lines(results):
         console.print(Text(line), soft_wrap=True)
     console.print(Text(_FOOTNOTE), style="dim", soft_wrap=True)
 
 
-def _table(results: Mapping[str, Any], before_interval: str) -> Table:
-    """The cells; each interval beside its value (" [") or, for a narrow screen, below it ("\\n[")."""
+def _table(results: Mapping[str, Any], before_interval: str | None) -> Table:
+    """The cells; `before_interval` stands between a value and its interval, None leaves the intervals out."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.add_column("policy", no_wrap=True)
     for heading in _HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
     for cells in by_policy(results).values():
         for number, cell in enumerate(cells):
-            texts = [text.replace(" [", before_interval) for text in row(cell)]
+            parts = [text.partition(" [") for text in row(cell)]
+            texts = [a + before_interval + c if b and before_interval else a for a, b, c in parts]
             table.add_row(cell["policy"] if number == 0 else "", *texts, end_section=number == len(cells) - 1)
     return table
 

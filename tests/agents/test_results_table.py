@@ -64,11 +64,14 @@ def test_printed_table_is_not_folded() -> None:
     assert "123,456 [900, 1,100]" in line
 
 
-def test_narrow_screen_shows_the_interval_below() -> None:
-    screen = io.StringIO()
-    print_results(results(cell("mempo", 2, 123_456.0)), Console(file=screen, width=100))
-    lines = screen.getvalue().splitlines()
-    at = next(i for i, line in enumerate(lines) if line.split()[:2] == ["mempo", "2"])
-    assert "123,456" in lines[at]
-    assert "[900, 1,100]" in lines[at + 1]
-    assert max(len(line.rstrip()) for line in lines[1 : at + 2]) <= 100
+def test_narrower_screen_shows_intervals_below_or_not_at_all() -> None:
+    for width, below in ((110, "[900, 1,100]"), (80, "")):
+        screen = io.StringIO()
+        print_results(results(cell("mempo", 2, 123_456.0)), Console(file=screen, width=width))
+        lines = screen.getvalue().splitlines()
+        at = next(i for i, line in enumerate(lines) if line.split()[:2] == ["mempo", "2"])
+        assert "123,456" in lines[at]
+        assert "…" not in lines[at]
+        assert below in lines[at + 1]
+        assert ("[" in lines[at + 1]) == bool(below) or lines[at + 1].startswith("Means")
+        assert len(lines[at].rstrip()) <= width
