@@ -110,28 +110,35 @@ def _memory_block(turn: Turn) -> str | None:
     return None if span is None else turn.action.response[span[0] : span[1]]
 
 
-_RULES: Registry[Callable[..., ContextRule]] = Registry("context rule")
+@dataclass(frozen=True)
+class _Entry:
+    make: Callable[..., ContextRule]
+    number: bool
 
 
-def register_context(name: str, make: Callable[..., ContextRule]) -> None:
-    """Make a rule known: `get_context(name)` calls `make()`, `get_context("name:3")` calls `make(3)`.
+_RULES: Registry[_Entry] = Registry("context rule")
+
+
+def register_context(name: str, make: Callable[..., ContextRule], *, number: bool = False) -> None:
+    """Make a rule known: `get_context(name)` calls `make()`; with `number`, `get_context("name:3")` calls `make(3)`.
 
     Raises ValueError if the name is taken or holds a colon.
     """
     if ":" in name:
         raise ValueError(f"context rule: expected a name without ':', got {name!r}.")
-    _RULES.add(name, make)
+    _RULES.add(name, _Entry(make, number))
 
 
 def context_names() -> tuple[str, ...]:
-    """The registered names, sorted; "last_k" needs a number, "last_k:3"."""
+    """The registered names, sorted. "last_k" is asked for with a number, "last_k:3"."""
     return tuple(_RULES)
 
 
 def get_context(context: str | ContextRule) -> ContextRule:
     """The rule of that name ("full", "last_step", "last_k:3", "memory_only"), or the given rule itself.
 
-    Raises `UnknownNameError` for an unknown name, ValueError for a bad number, TypeError for anything else.
+    Raises `UnknownNameError` for an unknown name, ValueError for a missing, bad or needless number, TypeError for
+    anything else.
     """
     if not isinstance(context, str):
         if isinstance(context, ContextRule):
@@ -140,17 +147,17 @@ def get_context(context: str | ContextRule) -> ContextRule:
     name, colon, number = context.partition(":")
     if name not in _RULES:
         raise UnknownNameError("context rule", context, _RULES)
-    if (name == "last_k") != bool(colon) and name in ("full", "last_step", "last_k", "memory_only"):
-        expected = "'last_k:3'" if name == "last_k" else repr(name)
-        raise ValueError(f"context rule: expected {expected}, got {context!r}.")
-    if not colon:
-        return _RULES.get(name)()
-    if not number.isascii() or not number.isdigit():
-        raise ValueError(f"context rule: expected a whole number after ':', got {context!r}. Example: '{name}:3'.")
-    return _RULES.get(name)(int(number))
+    entry = _RULES.get(name)
+    if not entry.number:
+        if colon:
+            raise ValueError(f"context rule: expected {name!r} without a number, got {context!r}.")
+        return entry.make()
+    if not (number.isascii() and number.isdigit() and len(number) < 10):
+        raise ValueError(f"context rule: expected a whole number after {name!r}, as in '{name}:3', got {context!r}.")
+    return entry.make(int(number))
 
 
 register_context("full", Full)
 register_context("last_step", LastStep)
-register_context("last_k", LastK)
+register_context("last_k", LastK, number=True)
 register_context("memory_only", MemoryOnly)

@@ -25,10 +25,16 @@ PARTS = ("paper", "em", "f1", "sum_em", "all_correct", "format_valid")
 
 @dataclass(frozen=True)
 class RewardResult:
-    """total: what the environment pays. parts: every named part, whether or not it counts towards the total."""
+    """total: what the environment pays. parts: every named part, read-only, whether or not it counts in the total."""
 
     total: float
     parts: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
+
+    def __reduce__(self) -> tuple[type[RewardResult], tuple[float, dict[str, float]]]:
+        return RewardResult, (self.total, dict(self.parts))
 
 
 @runtime_checkable
@@ -65,7 +71,7 @@ class PartReward:
 
     def __call__(self, score: Score, format_valid: bool) -> RewardResult:
         parts = reward_parts(score, format_valid)
-        return RewardResult(parts[self.name], MappingProxyType(parts))
+        return RewardResult(parts[self.name], parts)
 
 
 _REWARDS: Registry[Reward] = Registry("reward")

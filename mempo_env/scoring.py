@@ -218,7 +218,7 @@ def count_note(text: str | None, objectives: int) -> str:
     note = f"expected {objectives} answers separated by ';', got {len(parts)}"
     held = [words for mark, words in _NO_SEPARATORS if text and mark in text.strip()]
     if held and len(parts) < objectives:
-        note += f" ({' and '.join(held)} do not separate)"
+        note += f" (found instead: {', '.join(held)})"
     return note
 
 
@@ -261,7 +261,7 @@ class Score:
 def score(task: Task, answer: str | None, normaliser: str = "squad") -> Score:
     """Score the text of an answer block (None: the episode ended without one) against the task's gold answers.
 
-    The i-th part is compared with the aliases of the i-th question. Raises `UnknownNameError` for an unknown normaliser.
+    The i-th part is compared with the aliases of the i-th question. Raises `UnknownNameError` for the normaliser.
     """
     normalise = get_normaliser(normaliser)
     parts, count_ok = split_answers(answer, task.objectives)
