@@ -137,13 +137,15 @@ def information_gains(probabilities_S: ArrayLike, outcome: float) -> np.ndarray:
     """IGPO's rewards of the steps of one trajectory: float64 [S].
 
     probabilities_S: [S], P(answer | everything before step s), so [0] is the bare question. Step s < S - 1 earns
-    P[s + 1] - P[s], what its result added; the last step earns `outcome`. Unknown differences are 0, as in IGPO.
+    P[s + 1] - P[s], what its result added; the last step earns `outcome`. Differences that are not
+    finite are 0, as in IGPO.
     """
     probabilities_S = _vector("probabilities_S", probabilities_S)
     if not len(probabilities_S):
         return probabilities_S
-    gains = np.nan_to_num(np.diff(probabilities_S), nan=0.0)
-    return np.append(gains, outcome)
+    with np.errstate(invalid="ignore"):
+        gains = np.diff(probabilities_S)
+    return np.append(np.where(np.isfinite(gains), gains, 0.0), outcome)
 
 
 def discounted_returns(rewards_S: ArrayLike, gamma: float = 1.0) -> np.ndarray:
