@@ -55,7 +55,9 @@ def build_bm25(
     folder exists and `overwrite` is False.
     """
     if k1 < 0 or not 0 <= b <= 1 or title_weight < 0:
-        raise ValueError(f"BM25: expected k1 >= 0, 0 <= b <= 1 and title_weight >= 0, got {k1=}, {b=}, {title_weight=}.")
+        raise ValueError(
+            f"BM25: expected k1 >= 0, 0 <= b <= 1 and title_weight >= 0, got {k1=}, {b=}, {title_weight=}."
+        )
     started = time.perf_counter()
     start, stop = check_rows(rows, len(corpus))
     count = stop - start
@@ -118,7 +120,7 @@ class DiskBM25Retriever(BM25Retriever):
         self._stop_words = frozenset(self.manifest["parameters"]["stop_words"])
         self.fingerprint = f"bm25-{index_fingerprint(self.manifest)}"
         self._vocabulary = _MappedWords(self.folder / "vocabulary.arrow")  # type: ignore[assignment]
-        self._order = self._load("order")
+        self._order = self._load("order")  # type: ignore[assignment]
         self._weights, self._rows = self._load("weights"), self._load("rows")
         self._starts = self._load("starts")  # type: ignore[assignment]
 

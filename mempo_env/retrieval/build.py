@@ -1,7 +1,7 @@
 """Building dense indexes: estimated up front, encoded resumably, measured against exact search.
 
-While it works, everything lies in `<folder>.partial`; the finished folder takes its name at the end. Run the same command
-again after a crash or a kill, and it goes on where it was.
+While it works, everything lies in `<folder>.partial`; the finished folder takes its name at the end. Run the same
+command again after a crash or a kill, and it goes on where it was.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def build_dense(
         keep_embeddings: keep the float16 vectors beside the index, from which candidates are ranked again.
         sample: queries (passages' own first words) on which recall against exact search is measured; 0 for none.
 
-    Raises DataError when disk or memory do not suffice, FileExistsError where the folder exists and `overwrite` is False.
+    Raises DataError when disk or memory do not suffice, FileExistsError where the folder exists without `overwrite`.
     """
     started = time.perf_counter()
     folder = Path(folder)
@@ -163,8 +163,8 @@ def _index(
     count, dimensions = embeddings.shape
     index = create_index(factory, dimensions)
     n_training = training_rows(factory, dimensions, count)
-    chosen = np.sort(np.random.default_rng(seed).choice(count, n_training, replace=False)) if n_training else []
-    training = embeddings[chosen].astype(np.float32) if n_training else np.empty((0, dimensions), np.float32)
+    chosen = np.sort(np.random.default_rng(seed).choice(count, n_training, replace=False))
+    training = embeddings[chosen].astype(np.float32)
     if progress and n_training:
         progress(f"training on {n_training} vectors", 0, 1)
 
@@ -184,7 +184,9 @@ def _index(
 def measure_recall(
     corpus: Corpus, folder: Path, encoder: Encoder, *, sample: int = 200, seed: int = 0, ks: Sequence[int] = (1, 3, 10)
 ) -> dict[str, Any]:
-    """Share of the exact top k that the index also returns, averaged over queries; exact search over all float16 vectors.
+    """Share of the exact top k that the index also returns, averaged over queries.
+
+    Exact search goes over all float16 vectors.
 
     The queries are passages' titles and first eight words, drawn by `seed`: words that occur, not whole passages.
     """
@@ -207,11 +209,16 @@ def measure_recall(
             wanted = {first + int(row) for row in best[:k]}
             shares.append(len(wanted & {row for row, _ in ranked[:k]}) / len(wanted))
         recall[f"recall_at_{k}"] = round(float(np.mean(shares)), 4)
-    return {**recall, "queries": len(queries), "seed": seed, "search_seconds_per_query": round(seconds / len(queries), 6)}
+    return {
+        **recall,
+        "queries": len(queries),
+        "seed": seed,
+        "search_seconds_per_query": round(seconds / len(queries), 6),
+    }
 
 
 def exact_top(embeddings: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
-    """Rows of the k largest inner products of each vector [Q, D] with the embeddings [N, D], best first: [Q, min(k, N)]."""
+    """Rows of the k largest inner products of each vector [Q, D] with embeddings [N, D], best first: [Q, min(k, N)]."""
     best_scores = np.full((len(vectors), 0), -np.inf, np.float32)
     best_rows = np.zeros((len(vectors), 0), np.int64)
     for start in range(0, len(embeddings), _ADD_ROWS):

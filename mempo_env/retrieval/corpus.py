@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from mempo_env.errors import DataError, MissingExtraError
 from mempo_env.retrieval import storage
 from mempo_env.retrieval.splitting import Windows
 from mempo_env.types import Passage
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 PASSAGES = "passages.arrow"
 BATCH_ROWS = 16_384
@@ -77,7 +74,7 @@ class Corpus(Sequence[Passage]):
                 f"{'no file' if size < 0 else f'{size} bytes'}. Rebuild the corpus."
             )
         reader = pa.ipc.open_file(pa.memory_map(str(path), "r"))
-        self._batches: list[pa.RecordBatch] = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        self._batches: list[Any] = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         rows = sum(batch.num_rows for batch in self._batches)
         if rows != self._count:
             raise DataError(f"{path}: the manifest says {self._count} passages, the file holds {rows}. Rebuild it.")
@@ -151,7 +148,7 @@ class _Digest:
 class _Seen:
     """A set of 64-bit hashes in about 8 bytes an entry: sorted runs, merged as they grow (21 million: 170 MB).
 
-    Two different keys share a hash with a probability of about n*n / 2**65: 1 in 80,000 for a whole corpus of 21 million.
+    Some two different keys share a hash with a probability of n*n / 2**65: 1 in 80,000 for a corpus of 21 million.
     """
 
     def __init__(self) -> None:
@@ -194,7 +191,7 @@ def build_corpus(
     """
     pa = _pyarrow()
     schema = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
-    counts = {name: 0 for name in CorpusReport.__slots__}
+    counts = dict.fromkeys(CorpusReport.__slots__, 0)
     digest, seen_content, seen_ids = _Digest(), _Seen(), _Seen()
     waiting: list[Passage] = []
 

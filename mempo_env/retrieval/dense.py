@@ -4,8 +4,8 @@
     folder/embeddings.npy    the vectors themselves, float16 [N, D], unless left out
     folder/manifest.json     encoder, factory, corpus count and checksum, recall against exact search
 
-Candidates are scored again from their float16 vectors in double precision, rounded to SCORE_DECIMALS, and ordered by score
-and then by passage id. So a ranking depends on the query and the index alone: not on the batch, on the blocks in which
+Candidates are scored again from their float16 vectors in double precision, rounded to SCORE_DECIMALS, and ordered by
+score and then by passage id. So a ranking depends on the query and the index alone: not on the batch, on the blocks in which
 FAISS computed, or on the last bits of an encoder's float arithmetic.
 """
 
@@ -61,10 +61,13 @@ class DenseRetriever:
         given = encoder is not None
         if encoder is None and not self.manifest["encoder"]["model"]:
             raise DataError(
-                f"{self.folder}: built with an encoder object, {self.manifest['encoder']['name']!r}; pass it as encoder=."
+                f"{self.folder}: built with the encoder object {self.manifest['encoder']['name']!r}; "
+                "pass it as encoder=."
             )
         if encoder is None:
-            encoder = get_encoder(self.manifest["encoder"]["model"], **self.manifest["encoder"]["options"], device=device)
+            encoder = get_encoder(
+                self.manifest["encoder"]["model"], **self.manifest["encoder"]["options"], device=device
+            )
         if (encoder.name, encoder.dimensions) != (self.manifest["encoder"]["name"], self.manifest["dimensions"]):
             raise DataError(
                 f"{self.folder}: built with the encoder {self.manifest['encoder']['name']!r} "
@@ -136,10 +139,10 @@ class DenseRetriever:
         if len(rows) == 0:
             return [], False
         kth = np.partition(scores, len(scores) - min(k, len(scores)))[len(scores) - min(k, len(scores))]
-        cut = bool(valid.all()) and len(rows) > k and bool((scores.min() == kth))
+        cut = bool(valid.all()) and len(rows) > k and bool(scores.min() == kth)
         near = np.flatnonzero(scores >= kth)
         ranked = sorted(
-            ((-scores[i], self.corpus[self._first_row + int(rows[i])].id, int(rows[i])) for i in near.tolist())
+            (-scores[i], self.corpus[self._first_row + int(rows[i])].id, int(rows[i])) for i in near.tolist()
         )
         return [(self._first_row + row, float(-negative)) for negative, _, row in ranked[:k]], cut
 

