@@ -1,4 +1,4 @@
-"""k questions become one task. A task is a function of (questions, arguments, index), found without listing the rest."""
+"""k questions become one task, each a function of (questions, arguments, index) and found without listing the rest."""
 
 from __future__ import annotations
 

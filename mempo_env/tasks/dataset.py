@@ -18,7 +18,8 @@ class Dataset(Protocol):
     identifies the content: equal fingerprints mean equal questions and passages.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     @property
     def splits(self) -> tuple[str, ...]: ...

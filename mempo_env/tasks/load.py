@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mempo_env.errors import DataError, UnknownNameError
 from mempo_env.tasks.dataset import Dataset
@@ -31,14 +31,16 @@ def load_dataset(
 
     Args:
         spec: one of
-            - "world" or "world-compact": the embedded encyclopedia; options follow a colon, "world:size=2000,seed=3";
-            - a file of questions in one of the published formats (see `mempo_env.tasks.files`): one split, "all";
+            - "world" or "world-compact": the embedded encyclopedia, whatever files lie here; options follow a colon:
+              "world:size=2000,seed=3";
+            - a file of questions in one of the published formats (see `mempo_env.tasks.formats`): one split, "all";
             - several such files (a list): one split, "all", in the given order;
             - a folder whose file names hold "train", "dev", "valid" or "test": those splits, and as the corpus its
               files named corpus*, articles* or passages*;
             - a hub name, "owner/name" or "owner/name:config", read by the `datasets` library: the splits it has there;
             - a Dataset, returned as it is.
-        corpus: passages instead of those that stand in the question files: a file, several files, or a hub name.
+        corpus: passages instead of those that stand in the question files: a file, several files, a hub name, or a
+            corpus folder that `mempo_env.retrieval.corpus.build_corpus` wrote.
         name: opens the ids of the questions; the default is the format's name, or the file's.
         split: for a single file or a list of files, the name of its one split.
         on_bad: "error" refuses a row that has no usable question and answer, "skip" leaves it out and counts it in
@@ -55,20 +57,22 @@ def load_dataset(
         raise DataError(f"Expected a data set, a name, a path or a list of paths, got {type(spec).__name__}.")
     if on_bad not in ("error", "skip"):
         raise UnknownNameError("value of on_bad", on_bad, ("error", "skip"))
-    if isinstance(spec, str) and spec.partition(":")[0] in WORLDS and not Path(spec).exists():
+    if isinstance(spec, str) and spec.partition(":")[0] in WORLDS:
         _refuse_file_options(spec, corpus, name, split)
         kind, _, options = spec.partition(":")
         return _world(**_world_options(spec, options, WORLDS[kind]))
-    from mempo_env.tasks import files
+    from mempo_env.tasks import files, folder
 
-    corpus_rows = None if corpus is None else [_rows(source) for source in _listed(corpus)]
+    corpus_rows = None if corpus is None else _corpus(corpus)
     if isinstance(spec, (list, tuple)):
+        if not spec:
+            raise DataError("Expected at least one file of questions, got an empty list.")
         return files.FileDataset({split or "all": [_rows(s) for s in spec]}, corpus_rows, name=name, on_bad=on_bad)
     path = Path(spec).expanduser()
     if path.is_dir():
         if split is not None:
             raise DataError(f"{path}: split= names the split of a single file; a folder's files name their own.")
-        splits, own_corpus = files.find_splits(path)
+        splits, own_corpus = folder.find_splits(path)
         return files.FileDataset(splits, own_corpus if corpus_rows is None else corpus_rows, name=name, on_bad=on_bad)
     if path.exists() or not _is_hub_name(str(spec)):
         return files.FileDataset({split or "all": [_rows(spec)]}, corpus_rows, name=name, on_bad=on_bad)
@@ -81,8 +85,15 @@ def load_dataset(
     )
 
 
-def _listed(value: Source | Sequence[Source]) -> Sequence[Source]:
-    return value if isinstance(value, (list, tuple)) else [value]  # type: ignore[list-item]
+def _corpus(corpus: Source | Sequence[Source]) -> Any:
+    if isinstance(corpus, (list, tuple)):
+        return [_rows(source) for source in corpus]
+    source = cast(Source, corpus)
+    if Path(source).expanduser().is_dir():
+        from mempo_env.retrieval.corpus import Corpus
+
+        return Corpus(Path(source).expanduser())
+    return [_rows(source)]
 
 
 def _is_hub_name(spec: str) -> bool:
