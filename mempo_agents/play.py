@@ -9,7 +9,7 @@ from mempo_agents.engines.base import Request
 from mempo_agents.policies import Policy
 from mempo_agents.rollout import step_seed
 from mempo_env.env import SearchQAEnv
-from mempo_env.rendering import visible
+from mempo_env.rendering import render_lines, visible, wants_colour
 from mempo_env.types import Task
 from mempo_env.vector import SearchQAVectorEnv
 
@@ -98,11 +98,15 @@ class Game:
 
     def _step(self, letter: str, text: str) -> dict[str, Any] | None:
         compose = self.env.protocol.compose
+        answers = text.split(";")
+        if letter == "a" and len(answers) != self.env.episode.task.objectives:
+            self.say(f"Expected {self.env.episode.task.objectives} answers joined by ';', got {len(answers)}.")
+            return None
         try:
             if letter == "s":
                 action = compose(memory=self.memory, thought=self.thought, query=text)
             elif letter == "a":
-                action = compose(memory=self.memory, thought=self.thought, answers=text.split(";"))
+                action = compose(memory=self.memory, thought=self.thought, answers=answers)
             else:
                 action = text
         except ValueError as error:
@@ -112,7 +116,8 @@ class Game:
         _, _, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
             self.over = True
-            self.say(visible(self.env.render() or ""))
+            last = len(self.env.episode.turns) - 1
+            self.say("\n".join(render_lines(self.env.episode, colour=wants_colour(), from_turn=last)))
         else:
             self.say(visible(info["observation"]))
         return info

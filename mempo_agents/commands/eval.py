@@ -89,6 +89,4 @@ def _numbers(text: str, option: str) -> list[int]:
     try:
         return [int(part) for part in _names(text)]
     except ValueError:
-        raise typer.BadParameter(
-            f"{option}: expected whole numbers joined by commas, such as 2,4,6; got {text!r}."
-        ) from None
+        raise ValueError(f"{option}: expected whole numbers joined by commas, such as 2,4,6; got {text!r}.") from None

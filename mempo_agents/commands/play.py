@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from mempo_env.env import SearchQAEnv
+    from mempo_env.types import Task
 
 
 def run(
@@ -45,8 +50,10 @@ def run(
     from mempo_env.env import SearchQAEnv
 
     if policy is None:
-        env = SearchQAEnv(protocol=protocol, context=context, render_mode="ansi", **arguments)
-        Game(env, read=input, say=typer.echo).play(seed=seed, options={"index": index})
+        with suppress(ImportError):
+            import readline  # noqa: F401  (gives `input` line editing and a history)
+        env = SearchQAEnv(protocol=protocol, context=context, **arguments)
+        Game(env, read=input, say=typer.echo).play(options={"task": _task(env, index)})
         return
     from mempo_agents.engines import get_engine
     from mempo_agents.engines.base import Sampling
@@ -54,6 +61,11 @@ def run(
 
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, guided=guided)
     player = get_policy(policy, get_engine(engine, model=model), sampling, context=context)
-    library = SearchQAEnv(**arguments).library
-    task = library.tasks(library.split)[index]
-    watch(player, task=task, seed=seed, env_kwargs=arguments)
+    watch(player, task=_task(SearchQAEnv(**arguments), index), seed=seed, env_kwargs=arguments)
+
+
+def _task(env: SearchQAEnv, index: int) -> Task:
+    tasks = env.library.tasks(env.library.split)
+    if index >= len(tasks):
+        raise ValueError(f"--index: expected 0 to {len(tasks) - 1}, got {index}.")
+    return tasks[index]

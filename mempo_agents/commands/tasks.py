@@ -42,7 +42,7 @@ def run(
         name=source.name,
     )
     if index >= len(composed):
-        raise typer.BadParameter(f"--index: expected 0 to {len(composed) - 1}, got {index}.")
+        raise ValueError(f"--index: expected 0 to {len(composed) - 1}, got {index}.")
     chosen = [composed[i] for i in range(index, min(index + count, len(composed)))]
     if export is not None:
         _export(chosen, export)
@@ -60,7 +60,7 @@ def parse_objectives(text: str) -> int | tuple[int, int]:
     try:
         return (int(low), int(high)) if dash else int(low)
     except ValueError:
-        raise typer.BadParameter(f"--objectives: expected a number or a range such as 2-6, got {text!r}.") from None
+        raise ValueError(f"--objectives: expected a number or a range such as 2-6, got {text!r}.") from None
 
 
 def _lines(task: Task, evidence: bool) -> list[str]:
