@@ -42,6 +42,8 @@ __all__ = [
     "replace_surrogates",
 ]
 
+_MEMBERS = tuple(name for name in vars(Protocol) if not name.startswith("_"))
+
 _PROTOCOLS: Registry[Protocol] = Registry("protocol")
 
 
@@ -61,8 +63,13 @@ def get_protocol(protocol: str | Protocol, tools: Sequence[str] | None = None) -
     Raises `UnknownNameError` for an unknown name, TypeError for tools with a protocol that is no `TagProtocol`.
     """
     found = _PROTOCOLS.get(protocol) if isinstance(protocol, str) else protocol
-    if not isinstance(found, Protocol):
-        raise TypeError(f"protocol: expected a registered name or a Protocol, got {type(protocol).__name__}.")
+    # A look for the members: `isinstance` of a typing protocol that is itself called Protocol accepts anything.
+    missing = [member for member in _MEMBERS if not hasattr(found, member)]
+    if missing:
+        raise TypeError(
+            f"protocol: expected a registered name or an object with {', '.join(_MEMBERS)}; "
+            f"got {type(protocol).__name__} without {', '.join(missing)}."
+        )
     if tools is None or tuple(tools) == found.tools:
         return found
     if not isinstance(found, TagProtocol):

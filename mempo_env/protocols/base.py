@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol as _Interface
-from typing import runtime_checkable
 
 from mempo_env.protocols import prompts
 from mempo_env.protocols.inert import TAG_NAMES, neutralise
@@ -21,7 +20,6 @@ _CONTROL_CHARACTERS = tuple(map(chr, range(32)))
 _TAGS = tuple(f"<{slash}{name}>" for name in TAG_NAMES for slash in ("", "/"))
 
 
-@runtime_checkable
 class Protocol(_Interface):
     """How a step is written, read and answered. Environments and engines use nothing else of a protocol.
 
