@@ -60,7 +60,7 @@ def load_dataset(
     if isinstance(spec, str) and spec.partition(":")[0] in WORLDS:
         _refuse_file_options(spec, corpus, name, split)
         kind, _, options = spec.partition(":")
-        return _world(**_world_options(spec, options, WORLDS[kind]))
+        return _world(tuple(sorted(_world_options(spec, options, WORLDS[kind]).items())))
     from mempo_env.tasks import files, folder
 
     corpus_rows = None if corpus is None else _corpus(corpus)
@@ -140,8 +140,8 @@ def _world_options(spec: str, options: str, register: str) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _world(**options: Any) -> Dataset:
+def _world(options: tuple[tuple[str, Any], ...]) -> Dataset:
     # A world is a function of its options and never changes: all environments of a process share it.
     from mempo_env.tasks.world import World
 
-    return World(**options)
+    return World(**dict(options))
