@@ -122,7 +122,8 @@ def _corpus(source: str, source_split: str | None, split: str, folder: Path, ove
         if (corpus.manifest["source"], corpus.manifest["split"]) != (named, split):
             raise DataError(
                 f"{folder / 'corpus'}: made from {corpus.manifest['source']!r} with split "
-                f"{corpus.manifest['split']!r}, and now {named!r} with {split!r} is asked for. Choose another folder, or pass --overwrite."
+                f"{corpus.manifest['split']!r}, and now {named!r} with {split!r} is asked for. "
+                "Choose another folder, or pass --overwrite."
             )
         return corpus
     report = build_corpus(
@@ -167,7 +168,8 @@ def _estimate(
         need = build.estimate_dense(stop - start, dimensions, factory, keep_embeddings=keep)
         typer.echo(
             f"dense: {stop - start:,} x {dimensions} ({factory}), disk {need.disk_bytes / gib:.2f} GiB, "
-            f"memory {need.memory_build_bytes / gib:.2f} GiB to build, up to {need.memory_serve_bytes / gib:.2f} GiB to serve"
+            f"memory {need.memory_build_bytes / gib:.2f} GiB to build, "
+            f"up to {need.memory_serve_bytes / gib:.2f} GiB to serve"
         )
 
 

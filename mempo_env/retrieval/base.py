@@ -21,7 +21,10 @@ class Retriever(Protocol):
     `fingerprint` identifies the corpus and the index, for caches and for results files.
     """
 
-    name: str
-    fingerprint: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]: ...

@@ -5,8 +5,8 @@
     folder/manifest.json     encoder, factory, corpus count and checksum, recall against exact search
 
 Candidates are scored again from their float16 vectors in double precision, rounded to SCORE_DECIMALS, and ordered by
-score and then by passage id. So a ranking depends on the query and the index alone: not on the batch, on the blocks in which
-FAISS computed, or on the last bits of an encoder's float arithmetic.
+score and then by passage id. So a ranking depends on the query and the index alone: not on the batch, on the blocks in
+which FAISS computed, or on the last bits of an encoder's float arithmetic.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ def read_source(spec: str | Path, split: str | None = None) -> Iterator[Passage]
     """The passages of `spec` as a stream, with duplicates and empty ones still in it.
 
     spec: a file (Search-R1's JSON lines, title/text JSON, HotpotQA or MuSiQue questions or corpora; plain, .gz or
-    .zst), a folder of such files (in the order of their names), "world" with options, or a hub name "owner/name[:config]".
+    .zst), a folder of such files (in the order of their names), "world" with options, or a hub name
+    "owner/name[:config]".
     split: of the world or the hub data set; None is the first ("train" on the hub).
 
     Raises DataError where nothing like it exists, or at a row that holds no passage, with its place.
