@@ -84,6 +84,8 @@ class World:
         options = ",".join(f"{key}={value}" for key, value in given.items() if value != usual[key])
         self.name = _NAMES[register] + (f":{options}" if options else "")
         self._volumes: dict[str, Volume] = {}
+        self._passages: dict[str, Lazy[Passage]] = {}
+        self._questions: dict[str, Lazy[Question]] = {}
 
     @property
     def fingerprint(self) -> str:
@@ -107,12 +109,16 @@ class World:
         return self.volume(split).question(index)
 
     def passages(self, split: str) -> Sequence[Passage]:
-        """The articles of a split: a sequence that computes each item when it is read, and keeps none."""
-        return Lazy(self.volume(split).articles, partial(self.passage, split))
+        """The articles of a split: a sequence that computes each item when it is read, and remembers some thousands."""
+        if split not in self._passages:
+            self._passages[split] = Lazy(self.volume(split).articles, partial(self.passage, split))
+        return self._passages[split]
 
     def questions(self, split: str) -> Sequence[Question]:
         """The questions of a split, of all kinds in random order: computed when read, like `passages`."""
-        return Lazy(self.volume(split).questions, partial(self.question, split))
+        if split not in self._questions:
+            self._questions[split] = Lazy(self.volume(split).questions, partial(self.question, split))
+        return self._questions[split]
 
     def iter_passages(self, split: str) -> Iterator[Passage]:
         return iter(self.passages(split))
@@ -130,4 +136,4 @@ class World:
         return f"World({self.name!r})"
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_volumes": {}}
+        return {**self.__dict__, "_volumes": {}, "_passages": {}, "_questions": {}}

@@ -39,11 +39,16 @@ class Volume(Protocol):
 _Item = TypeVar("_Item", covariant=True)
 
 
+# Items that a sequence remembers: some megabytes at most, whatever the size of the world.
+_KEPT = 10_000
+
+
 class Lazy(Sequence[_Item]):
-    """A sequence whose items are computed when they are read, and not kept."""
+    """A sequence whose items are computed when they are read. Up to 10,000 of those read by index are remembered."""
 
     def __init__(self, length: int, item: Callable[[int], _Item]) -> None:
         self._length, self._item = length, item
+        self._kept: dict[int, _Item] = {}
 
     def __len__(self) -> int:
         return self._length
@@ -57,7 +62,18 @@ class Lazy(Sequence[_Item]):
     def __getitem__(self, index: int | slice) -> _Item | Sequence[_Item]:
         if isinstance(index, slice):
             return [self._item(i) for i in range(self._length)[index]]
-        return self._item(range(self._length)[index])
+        number = range(self._length)[index]
+        item = self._kept.get(number)
+        if item is None:
+            item = self._item(number)
+            # Searches and resets return to the same items; forgetting all at once is safe when threads share this.
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            self._kept[number] = item
+        return item
 
     def __iter__(self) -> Iterator[_Item]:
         return map(self._item, range(self._length))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_kept": {}}
