@@ -1,6 +1,7 @@
 """One event loop in one daemon thread, for synchronous callers of asynchronous clients.
 
-Only an event loop can give up on *anything* at a deadline: a header that drips, a stuck name look-up, a half-closed peer.
+Only an event loop can give up on *anything* at a deadline: a header that drips, a stuck name look-up, a half-closed
+peer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Requests from many clients gathered into one batched search, off the event loop.
 
 While a search runs in its worker thread, arriving requests wait in a bounded queue; when the worker is free, it takes
-all that wait (up to `max_batch_queries`) at once. So a lone request waits for nobody, and under load the batches grow by
-themselves.
+all that wait (up to `max_batch_queries`) at once. So a lone request waits for nobody, and under load the batches grow
+by themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A search server as a retriever: deadlines, bounded retries, checked answers, typed failures.
 
-Whatever the server does (hang, drip a byte a second, lie about its results, redirect elsewhere), `search` returns the right
-hits or raises RetrievalError within the total deadline. A failure is never an empty result.
+Whatever the server does (hang, drip a byte a second, lie about its results, redirect elsewhere), `search` returns the
+right hits or raises RetrievalError within the total deadline. A failure is never an empty result.
 """
 
 from __future__ import annotations
@@ -53,15 +53,16 @@ class _Retry(Exception):  # noqa: N818  a signal between two functions here, nev
 
 
 class RemoteRetriever:
-    """Any server that speaks Search-R1's `/retrieve`; see `mempo_env.retrieval.base.Retriever` for what `search` promises.
+    """Any server that speaks Search-R1's `/retrieve`; see `mempo_env.retrieval.base.Retriever` for what `search`
+    promises.
 
     Args:
         url: the server's address ("http://127.0.0.1:8000"), or the whole address of its search route.
         token: sent as `Authorization: Bearer`; never shown, and left out of the fingerprint.
         connect_seconds, read_seconds: to connect, and between two pieces of an answer.
         total_seconds: for one `search` call, with all its requests, retries and waits.
-        retries: further attempts after 408, 425, 429, 5xx or a broken connection, each `backoff_seconds` * 2**n later, or
-            when `Retry-After` says.
+        retries: further attempts after 408, 425, 429, 5xx or a broken connection, each `backoff_seconds` * 2**n later,
+            or when `Retry-After` says.
         max_queries: queries in one request; more go out as several requests, up to four at a time.
         max_query_chars: longer queries are cut: a policy's long query must not become a refused request.
         cache_dir: a folder in which answers are kept by the server's fingerprint, k and query; None keeps nothing.
