@@ -68,9 +68,9 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kind: KL
     With d = logprobs - ref_logprobs: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, low variance),
     k3 = exp(-d) - 1 + d (unbiased, never negative).
 
-    These are values. Differentiated as a loss, tokens held fixed, they are something else: the gradient of k1 is that of
-    log p alone, 0 in expectation; that of k3 points to the reverse divergence's; that of k2 is, on-policy, the exact
-    gradient of the KL. So put k2 or k3 in a loss, and k1 in the reward.
+    These are values. As a loss, tokens held fixed and on-policy, their gradients are in expectation: of k1 zero; of k2
+    the gradient of KL(policy || reference); of k3 that of KL(reference || policy). So k1 belongs in a reward, and k2
+    is the one to minimise; k3 is what most GRPO code does.
     """
     mask = _same_shape(logprobs, mask)
     difference = _kept(logprobs, mask) - _kept(ref_logprobs, mask).detach()
@@ -192,7 +192,7 @@ def _gathered(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _entropy(logits: Tensor) -> Tensor:
     logp = logits.float().log_softmax(-1)
-    return -(logp.exp() * logp).masked_fill(logp == -torch.inf, 0.0).sum(-1)
+    return -(logp.exp() * logp.masked_fill(logp == -torch.inf, 0.0)).sum(-1)
 
 
 def _checkpointed(function, *inputs: Tensor) -> Tensor:

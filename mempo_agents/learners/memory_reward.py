@@ -116,7 +116,7 @@ def probability(logprobs: np.ndarray, threshold: float | None = None) -> float:
     """exp(mean log p) of the tokens that count; NaN when none does. logprobs: [T]."""
     logprobs = np.asarray(logprobs, dtype=np.float64)
     if threshold is not None:
-        # An empty selection is unknown; dividing its sum by a small constant would make it exp(0) = 1, the best there is.
+        # An empty selection is unknown; its sum over a small constant would make it exp(0) = 1, the best there is.
         logprobs = logprobs[np.exp(logprobs) > threshold]
     return float(np.exp(logprobs.mean())) if len(logprobs) else math.nan
 
