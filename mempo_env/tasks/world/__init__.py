@@ -109,7 +109,7 @@ class World:
         return self.volume(split).question(index)
 
     def passages(self, split: str) -> Sequence[Passage]:
-        """The articles of a split: a sequence that computes each item when it is read, and remembers some thousands."""
+        """The articles of a split: a sequence that computes items when they are read and keeps a bounded number."""
         if split not in self._passages:
             self._passages[split] = Lazy(self.volume(split).articles, partial(self.passage, split))
         return self._passages[split]
@@ -121,10 +121,12 @@ class World:
         return self._questions[split]
 
     def iter_passages(self, split: str) -> Iterator[Passage]:
-        return iter(self.passages(split))
+        """The articles of a split, one after the other, none of them kept."""
+        return map(self.volume(split).passage, range(self.volume(split).articles))
 
     def iter_questions(self, split: str) -> Iterator[Question]:
-        return iter(self.questions(split))
+        """The questions of a split, one after the other, none of them kept."""
+        return map(self.volume(split).question, range(self.volume(split).questions))
 
     def iter_facts(self, split: str) -> Iterator[Fact]:
         """Every statement of the split's articles as a triple, with the sentence that makes it."""

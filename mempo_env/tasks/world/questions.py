@@ -70,7 +70,7 @@ class Asked(NamedTuple):
 
 _ENTITY_RELATIONS = {kind: tuple(r for r in RELATIONS_OF[kind] if RELATIONS[r][1] in KINDS) for kind in KINDS}
 _INTERSECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
-    "person": (("born_in", "employer"), ("born_in", "died_in"), ("born_in", "teacher"), ("employer", "died_in")),
+    "person": (("born_in", "employer"), ("born_in", "died_in"), ("employer", "died_in")),
     "work": (("creator", "setting"), ("creator", "commissioner")),
     "event": (("venue", "organiser"),),
 }
@@ -308,7 +308,7 @@ class Questioner:
             return tuple(link for chain in chains for link in self._links(chain))
         entity = self._only(plan)
         title = self._atlas.title(entity)
-        both = " ".join(self._atlas.title(value) for _, value in plan.conditions)
+        both = " and ".join(CONDITION[r].format(x=self._atlas.title(value)) for r, value in plan.conditions)
         proofs = (
             self._link(entity, relation, query, title)
             for (relation, _), query in zip(plan.conditions, (both, title), strict=True)

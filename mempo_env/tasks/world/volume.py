@@ -39,16 +39,19 @@ class Volume(Protocol):
 _Item = TypeVar("_Item", covariant=True)
 
 
-# Items that a sequence remembers: some megabytes at most, whatever the size of the world.
-_KEPT = 10_000
+# How many items a sequence remembers: all of a small world's, and a bounded memory for a large one.
+_REMEMBERED = 8_192
 
 
 class Lazy(Sequence[_Item]):
-    """A sequence whose items are computed when they are read. Up to 10,000 of those read by index are remembered."""
+    """A sequence whose items are computed when they are read. The last few thousand read by index are remembered.
+
+    Iterating over a long one remembers nothing, so memory stays flat.
+    """
 
     def __init__(self, length: int, item: Callable[[int], _Item]) -> None:
         self._length, self._item = length, item
-        self._kept: dict[int, _Item] = {}
+        self._memory: dict[int, _Item] = {}
 
     def __len__(self) -> int:
         return self._length
@@ -61,19 +64,17 @@ class Lazy(Sequence[_Item]):
 
     def __getitem__(self, index: int | slice) -> _Item | Sequence[_Item]:
         if isinstance(index, slice):
-            return [self._item(i) for i in range(self._length)[index]]
-        number = range(self._length)[index]
-        item = self._kept.get(number)
+            return [self[i] for i in range(self._length)[index]]
+        index = range(self._length)[index]
+        item = self._memory.get(index)
         if item is None:
-            item = self._item(number)
-            # Searches and resets return to the same items; forgetting all at once is safe when threads share this.
-            if len(self._kept) >= _KEPT:
-                self._kept.clear()
-            self._kept[number] = item
+            if len(self._memory) >= _REMEMBERED:
+                self._memory.clear()  # forgetting all at once is safe where threads share the world
+            item = self._memory[index] = self._item(index)
         return item
 
     def __iter__(self) -> Iterator[_Item]:
-        return map(self._item, range(self._length))
+        return map(self._item if self._length > _REMEMBERED else self.__getitem__, range(self._length))
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_kept": {}}
+        return {**self.__dict__, "_memory": {}}
