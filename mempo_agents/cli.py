@@ -14,12 +14,14 @@ from typing import Annotated
 import typer
 
 from mempo_agents.commands import eval as eval_command
-from mempo_agents.commands import play, tasks
+from mempo_agents.commands import index, play, serve, tasks
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "eval": eval_command.run,
     "play": play.run,
     "tasks": tasks.run,
+    "index": index.run,
+    "serve": serve.run,
 }
 
 app = typer.Typer(
