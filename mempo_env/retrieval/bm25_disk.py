@@ -44,7 +44,7 @@ def build_bm25(
     rows: tuple[int, int] | None = None,
     k1: float = 1.5,
     b: float = 0.75,
-    title_weight: int = 1,
+    title_weight: int = 2,
     stop_words: Collection[str] = ENGLISH_STOP_WORDS,
     overwrite: bool = False,
     progress: Progress | None = None,

@@ -62,6 +62,7 @@ class Corpus(Sequence[Passage]):
         self.manifest = storage.read_manifest(self.folder, "corpus")
         self.checksum: str = self.manifest["checksum"]
         self._count: int = self.manifest["count"]
+        self._batch_rows: int = self.manifest["batch_rows"]
         self._open()
 
     def _open(self) -> None:
@@ -94,7 +95,7 @@ class Corpus(Sequence[Passage]):
             at += self._count
         if not 0 <= at < self._count:
             raise IndexError(f"row {row} is outside a corpus of {self._count} passages")
-        batch, place = self._batches[at // BATCH_ROWS], at % BATCH_ROWS
+        batch, place = self._batches[at // self._batch_rows], at % self._batch_rows
         return Passage(batch[0][place].as_py(), batch[1][place].as_py(), batch[2][place].as_py())
 
     def __iter__(self) -> Iterator[Passage]:
@@ -102,8 +103,8 @@ class Corpus(Sequence[Passage]):
 
     def iter_rows(self, start: int, stop: int) -> Iterator[Passage]:
         """The passages of rows start to stop-1, read in blocks: several times faster than row by row."""
-        for number in range(start // BATCH_ROWS, -(-stop // BATCH_ROWS)):
-            first = number * BATCH_ROWS
+        for number in range(start // self._batch_rows, -(-stop // self._batch_rows)):
+            first = number * self._batch_rows
             batch = self._batches[number]
             low, high = max(start - first, 0), min(stop - first, batch.num_rows)
             columns = (batch[i].slice(low, high - low).to_pylist() for i in range(3))
@@ -223,6 +224,7 @@ def build_corpus(
                 "schema_version": storage.SCHEMA_VERSION,
                 "count": report.n_out,
                 "checksum": digest.value(),
+                "batch_rows": BATCH_ROWS,
                 "file_bytes": path.stat().st_size,
                 "source": source,
                 "split": windows.description if windows else "none",

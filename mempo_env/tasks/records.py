@@ -1,7 +1,8 @@
 """Rows of a file or of a hub data set, each with the place where it stands, whatever the container.
 
 JSON lines, a JSON list, TriviaQA's `{"Data": [...]}`, a JSON object of title to text, or tab-separated values with a
-header; plain or gzipped. The container is found from the content, never from the file's name. Nothing is unpickled.
+header; plain, gzipped or zstd-packed. The container is found from the content, never from the file's name. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from mempo_env.errors import DataError
+from mempo_env.errors import DataError, MissingExtraError
 
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _CONTAINERS = "JSON lines, a JSON list or object, or tab-separated values with a header"
 
 
@@ -68,13 +70,27 @@ class FileRows:
 
     def __iter__(self) -> Iterator[Row]:
         with self.path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
+            magic = raw.read(4)
             raw.seek(0)
+            if magic == _ZSTD_MAGIC:
+                yield from self._zstd(raw)
+                return
             try:
-                stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+                stream: Any = gzip.GzipFile(fileobj=raw) if magic.startswith(b"\x1f\x8b") else raw
                 yield from _read(stream, self.source)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise DataError(f"{self.source}: the gzip data is damaged ({error}).") from None
+
+    def _zstd(self, raw: Any) -> Iterator[Row]:
+        try:
+            import zstandard
+        except ImportError:
+            raise MissingExtraError("zstandard", "retrieval", f"Reading {self.source}") from None
+        stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        try:
+            yield from _read(io.BufferedReader(stream), self.source)
+        except zstandard.ZstdError as error:
+            raise DataError(f"{self.source}: the zstd data is damaged ({error}).") from None
 
 
 class ListRows:
