@@ -99,9 +99,12 @@ class _Reader:
         self.cache = DynamicCache()
         self.mask_BL = torch.zeros((len(prompts), 0), dtype=torch.long, device=self.device)
         self.lengths_B = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
-        accepted = inspect.signature(model.forward).parameters
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model  # under adapters (PEFT)
+        accepted = inspect.signature(base.forward).parameters
         self.takes_positions = "position_ids" in accepted
-        self.takes_keep = "logits_to_keep" in accepted
+        self.fixed = {("cache" if "cache" in accepted else "past_key_values"): self.cache, "use_cache": True}
+        if "logits_to_keep" in accepted:
+            self.fixed["logits_to_keep"] = 1
 
     def prefill(self) -> torch.Tensor:
         longest = max(len(prompt) for prompt in self.prompts)
@@ -129,13 +132,10 @@ class _Reader:
         self.mask_BL = torch.cat([self.mask_BL, new_BL], dim=1)
         self.lengths_B = self.lengths_B + new_BL.sum(dim=1)
         extra = {"position_ids": positions_BL} if self.takes_positions else {}
-        if self.takes_keep:
-            extra["logits_to_keep"] = 1
         output = self.model(
             input_ids=torch.from_numpy(ids_BL).to(self.device),
             attention_mask=self.mask_BL,
-            past_key_values=self.cache,
-            use_cache=True,
+            **self.fixed,
             **extra,
         )
         return output.logits[:, -1]

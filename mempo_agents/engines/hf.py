@@ -1,0 +1,211 @@
+"""Causal language models of transformers as engines: batched sampling, exact tokens, scoring."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mempo_agents.engines.base import Generation, Request, Sampling, ScoreRow
+from mempo_agents.spans import decode_text, token_ends
+from mempo_agents.tokenizers import HFTokenizer
+from mempo_env.errors import DataError, MissingExtraError, UnknownNameError
+from mempo_env.protocols import Protocol as TagProtocol
+from mempo_env.types import Message
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+class HFEngine:
+    """Any decoder-only attention model with its tokenizer.
+
+    model: a folder, a hub name, "smollm2" (embedded), or a loaded model, which then needs `tokenizer`. dtype: "auto" is
+    bfloat16 where the device computes in it, else float32; a loaded model keeps its own. device: by default the GPU
+    where there is one. window_tokens: the longest prompt plus response, by default what the model's configuration
+    allows.
+
+    Prompts go through the tokenizer's chat template where it has one. A sampled end token belongs to the response ids,
+    with empty text. Where the prompt leaves no room in the window, nothing is sampled and an empty response comes back
+    with the finish reason "length". The seed of a request decides its sample: in float32 whatever else is in the
+    batch, in 16-bit types up to rounding, which differs with the batch's shape.
+    """
+
+    name = "hf"
+
+    def __init__(
+        self,
+        model: str | Path | Any,
+        tokenizer: Any = None,
+        *,
+        dtype: str = "auto",
+        device: str | None = None,
+        window_tokens: int | None = None,
+    ) -> None:
+        if isinstance(model, str | Path):
+            if tokenizer is not None:
+                raise ValueError("A model given by name comes with its own tokenizer; pass tokenizer=None.")
+            self.model_name = str(model)
+            self.model, tokenizer = _load(model, dtype, device)
+        else:
+            if tokenizer is None:
+                raise ValueError("A loaded model needs its tokenizer.")
+            if dtype != "auto":
+                raise ValueError(
+                    f"A loaded model keeps its own dtype; convert it before, or leave out dtype={dtype!r}."
+                )
+            self.model_name = str(getattr(model.config, "name_or_path", "")) or type(model).__name__
+            self.model = model if device is None else model.to(device)
+        self.model.eval()
+        self.codec = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
+        self.tokenizer = self.codec.tokenizer
+        self.tokenizer_name = self.codec.name
+        limit = getattr(_text_config(self.model), "max_position_embeddings", None)
+        if window_tokens is not None and limit is not None and window_tokens > limit:
+            raise ValueError(f"window_tokens={window_tokens} is more than the {limit} positions that the model has.")
+        self.window_tokens: int | None = limit if window_tokens is None else window_tokens
+        self.end_ids = _end_ids(self.model, self.tokenizer)
+        self._vocabulary: Any = None
+
+    @property
+    def fingerprint(self) -> str:
+        """The model's name, its dtype, and a hash of the weights as they are now. Reads all weights at each call."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, weights in sorted(self.model.state_dict().items()):
+            digest.update(f"{name}/{weights.dtype}/{tuple(weights.shape)}".encode())
+            digest.update(_bytes(weights))
+        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        return f"{self.model_name}/{dtype}/{digest.hexdigest()}"
+
+    def encode(self, messages: Sequence[Message]) -> np.ndarray:
+        return self.codec.encode_messages(messages)
+
+    def encode_text(self, text: str) -> np.ndarray:
+        return self.codec.encode(text)
+
+    def generate(self, requests: Sequence[Request], protocol: TagProtocol, sampling: Sampling) -> list[Generation]:
+        """One response per request, in order, sampled in one batch; see the class and `engines.decoding`.
+
+        Raises ValueError for a negative temperature, fewer than one new token, and, guided, a `max_new_tokens` that
+        cannot hold the tags.
+        """
+        from mempo_agents.engines.decoding import decode
+
+        if sampling.temperature < 0 or sampling.max_new_tokens < 1:
+            raise ValueError(
+                f"Expected temperature >= 0 and max_new_tokens >= 1, got {sampling.temperature} and "
+                f"{sampling.max_new_tokens}."
+            )
+        training = self.model.training
+        self.model.eval()
+        try:
+            rows = [self._row(request, protocol, sampling) for request in requests]
+            decode(self.model, rows, sampling.temperature)
+        finally:
+            self.model.train(training)
+        return [self._generation(row) for row in rows]
+
+    def score(self, rows: Sequence[ScoreRow]) -> list[np.ndarray]:
+        from mempo_agents.engines.prefix import score_rows
+
+        return score_rows(self.model, rows)
+
+    def _row(self, request: Request, protocol: TagProtocol, sampling: Sampling) -> Any:
+        from mempo_agents.engines.free import FreeRow
+        from mempo_agents.engines.guided import GuidedRow, GuidedVocabulary, cost
+
+        prompt_ids = self.encode(request.messages)
+        room = sampling.max_new_tokens
+        if self.window_tokens is not None:
+            room = min(room, self.window_tokens - len(prompt_ids))
+        if sampling.guided:
+            if self._vocabulary is None:
+                self._vocabulary = GuidedVocabulary(self.tokenizer, self.end_ids)
+            plan = protocol.plan()
+            if room == sampling.max_new_tokens or room >= sum(cost(self._vocabulary, plan)):
+                return GuidedRow(self._vocabulary, plan, prompt_ids, request.seed, room)
+            room = 0
+        return FreeRow(self.tokenizer, protocol, prompt_ids, request.seed, room, self.end_ids)
+
+    def _generation(self, row: Any) -> Generation:
+        ids = np.array(row.ids, dtype=np.int64)
+        spoken = ids[:-1] if row.finish_reason == "eos" else ids
+        text = decode_text(self.tokenizer, spoken)
+        ends = np.full(len(ids), len(text), dtype=np.int64)
+        ends[: len(spoken)] = token_ends(self.tokenizer, spoken)
+        return Generation(
+            prompt_ids=row.prompt_ids,
+            response_ids=ids,
+            logprobs=np.array(row.logprobs, dtype=np.float32),
+            policy_mask=np.array(row.policy_mask, dtype=bool),
+            token_ends=ends,
+            text=text,
+            finish_reason=row.finish_reason,
+        )
+
+
+def load_tokenizer(model: str | Path) -> HFTokenizer:
+    """The tokenizer of a folder, a hub name, or "smollm2", for counting and encoding without the model."""
+    return HFTokenizer(_from_pretrained("AutoTokenizer", model), name=str(model))
+
+
+def _load(model: str | Path, dtype: str, device: str | None) -> tuple[Any, HFTokenizer]:
+    if dtype not in DTYPES:
+        raise UnknownNameError("dtype", dtype, DTYPES)
+    codec = load_tokenizer(model)
+    import torch
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "bfloat16" if _computes_in_bfloat16(device) else "float32"
+    loaded = _from_pretrained("AutoModelForCausalLM", model, dtype=getattr(torch, dtype))
+    return loaded.to(device), codec
+
+
+def _from_pretrained(auto_class: str, model: str | Path, **kwargs: Any) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError("transformers and torch", "hf", "A language model") from error
+    from mempo_agents.engines.smollm2 import NAME, quiet_transformers, smollm2_dir
+
+    where = smollm2_dir() if str(model) == NAME else model
+    try:
+        with quiet_transformers():
+            return getattr(transformers, auto_class).from_pretrained(where, **kwargs)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"Could not load the language model {str(model)!r}: expected a folder with a transformers model, a hub name "
+            f"within reach, or 'smollm2'. {error}"
+        ) from error
+
+
+def _computes_in_bfloat16(device: str) -> bool:
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.is_bf16_supported()
+    check = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(check and check())
+
+
+def _text_config(model: Any) -> Any:
+    return model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+
+
+def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends a response: those of the generation config (there may be several) and the tokenizer's own."""
+    found: set[int] = set()
+    for source in (getattr(model, "generation_config", None), tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        found |= {value} if isinstance(value, int) else set(value or ())
+    return frozenset(found)
+
+
+def _bytes(weights: Any) -> memoryview:
+    import torch
+
+    return memoryview(weights.detach().contiguous().cpu().flatten().view(torch.uint8).numpy())
