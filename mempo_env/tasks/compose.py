@@ -116,6 +116,12 @@ class TaskSet(Sequence[Task]):
                 raise DataError(f"Unknown question id {question_id!r} in {self._prefix}. Ids look like {example!r}.")
         return Task("+".join(wanted), tuple(found[question_id] for question_id in wanted), self.split)
 
+    def _round(self, i: int, turn: int) -> Sequence[int] | np.ndarray:
+        """The order in which task i draws from the sources in one round."""
+        if len(self._sources) == 1:
+            return (0,)
+        return _shuffled(len(self._sources), _number(self.seed, "round", i, turn))
+
     def _cycle_sum(self) -> int:
         return (self.low + self.high) * (self.high - self.low + 1) // 2
 
@@ -135,7 +141,7 @@ class TaskSet(Sequence[Task]):
         size = self.low + _number(self.seed, "size", i) % (self.high - self.low + 1)
         picked: list[Question] = []
         for turn in range(self._width):
-            for s in _shuffled(len(self._sources), _number(self.seed, "round", i, turn)):
+            for s in self._round(i, turn):
                 source = self._sources[s]
                 epoch, block = divmod(i, len(source) // self._width)
                 order = _epoch_order(len(source), _number(self.seed, "epoch", s, epoch))
