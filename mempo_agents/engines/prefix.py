@@ -90,7 +90,8 @@ def choose_method(model: Any, longest_row: int) -> Method:
     known = _chosen.setdefault(model, {})
     if key not in known:
         shared: tuple[Literal["packed", "branched"], ...] = ("branched",) if windowed else ("packed", "branched")
-        known[key] = next((method for method in shared if _agrees(model, config, method)), "plain")
+        with _evaluating(model):
+            known[key] = next((method for method in shared if _agrees(model, config, method)), "plain")
     return known[key]
 
 
@@ -138,13 +139,15 @@ class _Runner:
 
         self.model, self.out, self.max_tokens, self.stats = model, out, max_tokens, stats
         self.cache = DynamicCache()
+        self.cache_name = "cache" if "cache" in _parameters(model) else "past_key_values"  # renamed in transformers 5
         # Packed branches see the whole cache through a mask, so a pack wastes attention; large branches run alone.
         self.pack_tokens = max_tokens if pack else 0
         config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
         self.max_scored = max(1, _MAX_LOGIT_BYTES // (4 * int(config.vocab_size)))
 
     def run(self, chain: Chain) -> None:
-        """Needs the cache to hold exactly the chain's first `start` tokens; leaves it holding at most its path."""
+        """Needs the cache to begin with the chain's first `start` tokens; leaves it holding at most its path."""
+        self._cut(chain.start)
         self._run_chain(chain)
         pack: list[Chain] = []
         # From the far end back, so that the cache only ever shrinks between branches.
@@ -159,7 +162,6 @@ class _Runner:
                 if pack:
                     self._run_pack(pack)
                     pack = []
-                self._cut(child.start)
                 self.run(child)
         if pack:
             self._run_pack(pack)
@@ -232,9 +234,9 @@ class _Runner:
             input_ids=torch.as_tensor(ids, device=device)[None],
             position_ids=torch.as_tensor(positions, device=device)[None],
             attention_mask=attention,
-            past_key_values=self.cache,
-            use_cache=True,
             logits_to_keep=torch.as_tensor(keep, device=device),
+            use_cache=True,
+            **{self.cache_name: self.cache},
         ).logits[0]
         self.stats.tokens += len(ids)
         self.stats.forwards += 1
