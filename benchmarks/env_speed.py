@@ -52,7 +52,7 @@ class NullRetriever:
 
 @dataclass
 class Row:
-    """One contestant. `cpu_ms_per_step` is this process's processor time (None where others work for it)."""
+    """One contestant. `cpu_ms_per_step` is its process's processor time: no server's, and None for worker processes."""
 
     name: str
     search: str
@@ -267,7 +267,17 @@ def measure_gem(
         "sync": ("GEM, SyncVectorEnv", number),
         "async": ("GEM, AsyncVectorEnv", number),
     }
-    rows = [row_of(name, "HTTP, from a table", count, results[key], None) for key, (name, count) in names.items()]
+    rows = [
+        row_of(
+            name,
+            "HTTP, from a table",
+            count,
+            results[key]["steps_per_second"],
+            # The work of the asynchronous vector is done in processes of their own.
+            None if key == "async" else statistics.median(results[key]["cpu_ms_per_step"]),
+        )
+        for key, (name, count) in names.items()
+    ]
     return rows, {"gem-llm": results["versions"]["gem-llm"], "gem python": results["versions"]["python"]}
 
 

@@ -51,16 +51,17 @@ def serve(table: dict[str, list[str]], port_pipe: Any) -> None:
     server.serve_forever()
 
 
-def measure(play: Callable[[], int], seconds: float, repeats: int) -> list[float]:
-    """Steps per second of each repeat; `play` runs a whole pass and returns its number of steps."""
+def measure(play: Callable[[], int], seconds: float, repeats: int) -> dict[str, list[float]]:
+    """Steps per second, and this process's CPU milliseconds per step, of each repeat; `play` returns its steps."""
     play()
-    rates = []
+    rates, cpu = [], []
     for _ in range(repeats):
-        steps, start = 0, time.perf_counter()
+        steps, start, cpu_start = 0, time.perf_counter(), time.process_time()
         while (elapsed := time.perf_counter() - start) < seconds:
             steps += play()
         rates.append(steps / elapsed)
-    return rates
+        cpu.append((time.process_time() - cpu_start) / steps * 1000)
+    return {"steps_per_second": rates, "cpu_ms_per_step": cpu}
 
 
 def main(path: str) -> None:
