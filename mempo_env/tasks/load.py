@@ -32,7 +32,7 @@ def load_dataset(
     Args:
         spec: one of
             - "world" or "world-compact": the embedded encyclopedia, whatever files lie here; options follow a colon:
-              "world:size=2000,seed=3";
+              "world:size=2000,seed=3,min_hops=2,max_hops=3,register=compact", as in `World`;
             - a file of questions in one of the published formats (see `mempo_env.tasks.formats`): one split, "all";
             - several such files (a list): one split, "all", in the given order;
             - a folder whose file names hold "train", "dev", "valid" or "test": those splits, and as the corpus its
@@ -122,17 +122,19 @@ def _refuse_file_options(what: str, corpus: object, name: object, split: object)
 
 
 def _world_options(spec: str, options: str, register: str) -> dict[str, Any]:
-    """size, seed and register of "world:size=2000,seed=3"."""
+    """World's arguments from "world:size=2000,seed=3"."""
     values: dict[str, Any] = {"register": register}
     for option in filter(None, options.split(",")):
         key, equals, value = (part.strip() for part in option.partition("="))
-        if not equals or key not in ("size", "seed", "register"):
-            raise DataError(f"{spec!r}: expected options like size=2000,seed=3,register=compact, got {option!r}.")
+        if not equals or key not in ("size", "seed", "register", "min_hops", "max_hops"):
+            raise DataError(
+                f"{spec!r}: expected options like size=2000,seed=3,max_hops=2,register=compact, got {option!r}."
+            )
         if key == "register":
             if value not in WORLDS.values():
                 raise UnknownNameError(f"register in {spec!r}", value, WORLDS.values())
             values[key] = value
-        elif re.fullmatch(r"[0-9]+", value):
+        elif re.fullmatch(r"-?[0-9]{1,18}", value):
             values[key] = int(value)
         else:
             raise DataError(f"{spec!r}: expected {key}=<whole number>, got {option!r}.")

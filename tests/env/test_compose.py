@@ -207,3 +207,6 @@ def test_a_hundred_thousand_questions_are_no_burden():
     last = tasks[99_999]
     assert time.perf_counter() - started < 0.5
     assert last.objectives == 10
+    # A task costs some tenths of a millisecond; shuffling anew for each would take seconds here.
+    assert len(tasks[:400]) == 400
+    assert time.perf_counter() - started < 2

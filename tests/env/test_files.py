@@ -570,7 +570,7 @@ def test_unknown_names_and_missing_files(tmp_path):
         ("world:sise=3", "expected options like size=2000"),
         ("world:size", "expected options like size=2000"),
         ("world:size=many", "expected size=<whole number>"),
-        ("world:seed=-1", "expected seed=<whole number>"),
+        ("world:seed=1.5", "expected seed=<whole number>"),
         ("world:register=plane", "Did you mean 'plain'"),
     ],
 )
@@ -585,6 +585,8 @@ def test_a_world_is_named_by_its_options_and_shared():
     assert load_dataset("world:seed=3, size=200") is dataset
     assert load_dataset(dataset) is dataset
     assert load_dataset("world-compact:size=200") is load_dataset("world:register=compact,size=200")
+    assert load_dataset(dataset.name) is dataset
+    assert load_dataset("world:size=200,seed=-4,min_hops=2,max_hops=3").name.startswith("world:size=200,seed=-4,")
     assert load_dataset("world:size=200,seed=4").fingerprint != dataset.fingerprint
     for options in ({"corpus": "x"}, {"name": "x"}, {"split": "x"}):
         with pytest.raises(DataError, match="brings its own"):

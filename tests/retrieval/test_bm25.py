@@ -118,6 +118,19 @@ def test_backends_agree_to_the_last_bit():
         assert by_numpy == by_numba
 
 
+def test_the_ways_to_the_best_k_agree(monkeypatch):
+    passages = random_corpus(80, seed=8) + [Passage(f"twin{i}", "w1", "w2 w3") for i in range(20)]
+    retriever = BM25Retriever(passages, backend="numpy")
+    queries = ["w2 w3 w1", "w5", "zzz", "w1 w1 w9 w33"]
+    for k in (1, 3, 25, 100, 101):
+        answers = []
+        for few in (0, 1000):
+            monkeypatch.setattr("mempo_env.retrieval.bm25._FEW", few)
+            answers.append(retriever.search(queries, k))
+        assert answers[0] == answers[1]
+        assert [len(hits) for hits in answers[0]] == [min(k, len(hits)) for hits in retriever.search(queries, 1000)]
+
+
 def test_a_batch_gives_what_single_queries_give(monkeypatch):
     retriever = BM25Retriever(random_corpus(150, seed=4), backend="numpy")
     rng = random.Random(5)
