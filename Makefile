@@ -17,7 +17,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup bench test test-all check format clean
+.PHONY: help setup bench test test-all check format docs clean
 
 help: ## Show this list
 	@echo "MemPO Gym. Each target sets up what it needs in $(VENV)."
@@ -79,6 +79,9 @@ check: $(VENV)/.test ## Lint, check the formatting, check the types
 format: $(VENV)/.test ## Format the code and mend what the linter can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: $(VENV)/.test ## Write docs/environment.md and the README's tree from the docstrings
+	@$(BIN)/python scripts/make_docs.py
 
 clean: ## Remove .venv, caches and run output
 	rm -rf $(VENV) out .pytest_cache .ruff_cache .mypy_cache .hypothesis

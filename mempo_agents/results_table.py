@@ -72,7 +72,7 @@ def title(results: Mapping[str, Any]) -> str:
     """What was run, in one line."""
     run = results["run"]
     engine, arguments = run["engine"], run["arguments"]
-    name = "random" if arguments["engine"] == "random" else engine["name"]
+    name = f"language model {engine['tokenizer']}" if engine["name"] == "hf" else f"scripted {engine['name']}"
     guided = ", guided (tags forced, text sampled between them)" if arguments["guided"] else ""
     return (
         f"{name}{guided} on {run['dataset']['name']}/{run['dataset']['split']}, {run['retriever']['name']} top "

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mempo_agents.results_table import growth_lines, markdown, print_results, row
+from mempo_agents.results_table import growth_lines, markdown, print_results, row, title
 
 
 def cell(policy: str, objectives: int, peak: float | None, f1: float | None = 0.5) -> dict[str, Any]:
@@ -30,6 +30,14 @@ def results(*cells: dict[str, Any]) -> dict[str, Any]:
         },
         "cells": list(cells),
     }
+
+
+def test_title_says_who_played() -> None:
+    table = results(cell("mempo", 2, 1000.0))
+    assert title(table) == "scripted oracle on world/test, bm25 top 3, 32 tasks a cell, tokens counted by word"
+    table["run"]["engine"] = {"name": "hf", "tokenizer": "smollm2"}
+    table["run"]["arguments"]["guided"] = True
+    assert title(table).startswith("language model smollm2, guided (tags forced")
 
 
 def test_row() -> None:
