@@ -9,6 +9,7 @@ A benchmark is a module with a function `run` whose arguments are its command li
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 
 import typer
@@ -25,16 +26,17 @@ BENCHMARKS = {
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark that the first argument names."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    known = {name: entry for name, entry in BENCHMARKS.items() if importlib.util.find_spec(entry[0])}
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__)
-        for name, (_, what) in BENCHMARKS.items():
+        for name, (_, what) in known.items():
             print(f"  {name:<10} {what}")
         return
     name, *rest = arguments
-    if name not in BENCHMARKS:
-        sys.exit(f"Unknown benchmark {name!r}. Known: {', '.join(BENCHMARKS)}.")
+    if name not in known:
+        sys.exit(f"Unknown benchmark {name!r}. Known: {', '.join(known)}.")
     app = typer.Typer(add_completion=False)
-    app.command()(importlib.import_module(BENCHMARKS[name][0]).run)
+    app.command()(importlib.import_module(known[name][0]).run)
     app(args=rest, prog_name=f"python -m benchmarks.performance {name}")
 
 
