@@ -18,7 +18,7 @@ import numpy as np
 from mempo_env.retrieval import storage
 from mempo_env.retrieval.bm25_disk import check_rows
 from mempo_env.retrieval.corpus import Corpus
-from mempo_env.retrieval.dense import EMBEDDINGS, DenseRetriever
+from mempo_env.retrieval.dense import EMBEDDINGS, SCORE_DECIMALS, DenseRetriever
 from mempo_env.retrieval.encoders import Encoder, get_encoder
 from mempo_env.retrieval.encoding import DONE, PLAN, EncodingJob, Progress, encode, prepare, truncated_total
 from mempo_env.retrieval.vectors import (
@@ -201,14 +201,17 @@ def measure_recall(
     started = time.perf_counter()
     found = retriever.rank(vectors, max(ks))
     seconds = time.perf_counter() - started
-    exact = exact_top(np.load(folder / EMBEDDINGS, mmap_mode="r", allow_pickle=False), vectors, max(ks))
-    recall = {}
-    for k in ks:
-        shares = []
-        for ranked, best in zip(found, exact, strict=True):
-            wanted = {first + int(row) for row in best[:k]}
-            shares.append(len(wanted & {row for row, _ in ranked[:k]}) / len(wanted))
-        recall[f"recall_at_{k}"] = round(float(np.mean(shares)), 4)
+    embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r", allow_pickle=False)
+    exact = exact_top(embeddings, vectors, max(ks))
+    shares: dict[int, list[float]] = {k: [] for k in ks}
+    for vector, ranked, best in zip(vectors, found, exact, strict=True):
+        rows = np.array([row - first for row, _ in ranked], np.int64)
+        scores = np.round(embeddings[rows].astype(np.float64) @ vector, SCORE_DECIMALS)
+        best_scores = np.round(embeddings[best].astype(np.float64) @ vector, SCORE_DECIMALS)
+        for k in ks:
+            # By score and not by row: of passages that tie for the last place, any is right.
+            shares[k].append(float((scores[:k] >= best_scores[:k].min()).sum()) / len(best_scores[:k]))
+    recall = {f"recall_at_{k}": round(float(np.mean(shares[k])), 4) for k in ks}
     return {
         **recall,
         "queries": len(queries),

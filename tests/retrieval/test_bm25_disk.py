@@ -95,7 +95,7 @@ def test_an_index_of_another_corpus_is_refused(corpus: Corpus, tmp_path: Path) -
     build_bm25(corpus, tmp_path / "bm25")
     build_corpus(make_passages(401), tmp_path / "longer", source="test")
     build_corpus(make_passages(400, seed=1), tmp_path / "other", source="test")
-    with pytest.raises(DataError, match="passages 400, and .* has 401"):
+    with pytest.raises(DataError, match=r"passages 400, and .* has 401"):
         DiskBM25Retriever(Corpus(tmp_path / "longer"), tmp_path / "bm25")
     with pytest.raises(DataError, match="checksum"):
         DiskBM25Retriever(Corpus(tmp_path / "other"), tmp_path / "bm25")
