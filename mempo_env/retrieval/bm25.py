@@ -25,7 +25,7 @@ from mempo_env.types import Hit, Passage
 BACKENDS = ("auto", "numpy", "numba")
 
 # Under this size numpy answers in some tens of microseconds, and compiling would cost a second at the first search.
-_NUMBA_FROM_PASSAGES = 20_000
+_NUMBA_FROM_PASSAGES = 50_000
 # Scores are accumulated for a slice of the batch at a time, so that they stay in the processor's cache (2 MB).
 _CELLS_PER_SLICE = 250_000
 # Up to this k, taking the maximum k times is faster than partitioning and sorting.

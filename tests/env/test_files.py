@@ -34,7 +34,11 @@ HOTPOT = {
 }
 TWO_WIKI = HOTPOT | {
     "_id": "2w01",
-    "evidences": [["Orrin Mills", "founder", "Tessa Orrin"], ["Tessa Orrin", "place of birth", "Veldry"]],
+    "evidences": [
+        ["Orrin Mills", "country", "Norland"],
+        ["Orrin Mills", "founder", "Tessa Orrin"],
+        ["Tessa Orrin", "place of birth", "Veldry"],
+    ],
     "answer_id": "Q77",
 }
 MUSIQUE = {
