@@ -157,7 +157,9 @@ def test_normalisers_have_names() -> None:
     [
         ("...", ["A"], 0, 0),
         ("A", ["A"], 1, 1),  # the gold is compared with its article
+        ("'A'.", ["A"], 1, 1),  # and still without its punctuation
         ("the", ["A"], 0, 0),
+        (" ", [" "], 0, 0),  # nothing never equals nothing
         ("The Who", ["Who"], 1, 1),
         ("!!!", ["!!!"], 1, 1),
         ("???", ["!!!"], 0, 0),
