@@ -103,10 +103,11 @@ class HFTokenizer:
             raise ValueError(
                 f"The chat template of {self.name!r} drops or reorders messages; give it another template."
             )
-        for mark, content in zip(reversed(marks), reversed(contents), strict=True):
-            before, _, after = frame.rpartition(mark)
-            frame = before + content + after
-        return frame
+        pieces: list[str] = []
+        for mark, content in zip(marks, contents, strict=True):
+            before, _, frame = frame.partition(mark)
+            pieces += [before, content]
+        return "".join([*pieces, frame])
 
     def _template(self, contents: Sequence[str], messages: Sequence[Message]) -> str:
         chat = [{"role": m["role"], "content": content} for m, content in zip(messages, contents, strict=True)]

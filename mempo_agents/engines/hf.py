@@ -178,8 +178,8 @@ def _from_pretrained(auto_class: str, model: str | Path, **kwargs: Any) -> Any:
             return getattr(transformers, auto_class).from_pretrained(where, **kwargs)
     except (OSError, ValueError) as error:
         raise DataError(
-            f"Could not load the language model {str(model)!r}: expected a folder with a transformers model, a hub name "
-            f"within reach, or 'smollm2'. {error}"
+            f"Could not load the language model {str(model)!r}: expected a folder with a transformers model, a hub "
+            f"name within reach, or 'smollm2'. {error}"
         ) from error
 
 
