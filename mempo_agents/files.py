@@ -144,7 +144,7 @@ def from_record(record: dict[str, Any]) -> Trajectory:
             raise ValueError(f"prompt.shared is {shared}, but the step before has {len(before)} ids")
         prompt_ids = np.concatenate([before[:shared], _ids(row["prompt"]["ids"])])
         response_ids = _ids(row["response_ids"])
-        arrays = {
+        arrays: dict[str, Any] = {
             "logprobs": np.array([_nan(x) for x in row["logprobs"]], dtype=np.float32),
             "policy_mask": np.array(row["policy_mask"], dtype=bool),
             "token_ends": _ids(row["token_ends"]),

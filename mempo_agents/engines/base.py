@@ -1,4 +1,4 @@
-"""An engine turns messages into tokens: it samples responses and scores given ones. Policies do not know which it is."""
+"""An engine turns messages into tokens: it samples responses and scores given ones. Policies do not care which."""
 
 from __future__ import annotations
 
@@ -63,22 +63,24 @@ class Engine(Protocol):
     `encode(messages)` gives the prompt ids the policy would see, the chat template and generation prompt included.
     `encode_text(text)` gives the ids of a bare piece of text, no special tokens added.
     `generate` returns one `Generation` per request, in order; the protocol names the stop strings and the guided plan.
-    `score` returns one float32 [T] array of log-probabilities (temperature 1, full support) per row, in order. Rows that
-    share prefixes are computed once. Scripted engines raise NotImplementedError.
+    `score` returns one float32 [T] array of log-probabilities (temperature 1, full support) per row, in order. Rows
+    that share prefixes are computed once. Scripted engines raise NotImplementedError.
     `window_tokens` is the longest prompt plus response, None when unlimited. `fingerprint` names the weights exactly.
     """
 
-    name: str
-    tokenizer_name: str
-    fingerprint: str
-    window_tokens: int | None
+    @property
+    def name(self) -> str: ...
+    @property
+    def tokenizer_name(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def window_tokens(self) -> int | None: ...
 
     def encode(self, messages: Sequence[Message]) -> np.ndarray: ...
 
     def encode_text(self, text: str) -> np.ndarray: ...
 
-    def generate(
-        self, requests: Sequence[Request], protocol: TagProtocol, sampling: Sampling
-    ) -> list[Generation]: ...
+    def generate(self, requests: Sequence[Request], protocol: TagProtocol, sampling: Sampling) -> list[Generation]: ...
 
     def score(self, rows: Sequence[ScoreRow]) -> list[np.ndarray]: ...

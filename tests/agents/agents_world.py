@@ -1,4 +1,4 @@
-"""Six passages and four questions with their evidence, for the oracle to find; and ready-made steps and trajectories."""
+"""Six passages and four questions with their evidence, for the oracle to find; ready-made steps and trajectories."""
 
 from __future__ import annotations
 
@@ -46,7 +46,12 @@ QUESTIONS = (
             _link("length of the Tiber", "p5", "The Tiber is 405 km long.", "405 km"),
         ),
     ),
-    Question("w:3", "What is the capital of Italy?", ("Rome",), (_link("capital of Italy", "p4", "Rome is the capital of Italy."),)),
+    Question(
+        "w:3",
+        "What is the capital of Italy?",
+        ("Rome",),
+        (_link("capital of Italy", "p4", "Rome is the capital of Italy."),),
+    ),
     Question("w:4", "In which country does the town of Lund lie?", ("Sweden", "the Kingdom of Sweden")),
 )  # fmt: skip
 

@@ -65,7 +65,8 @@ def test_lines_are_strict_json_with_a_version(tmp_path):
     (line,) = (tmp_path / "a.jsonl").read_text("ascii").splitlines()
     record = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert record["schema_version"] == 1
-    assert record["reward"] is None and record["steps"][0]["logprobs"][1] is None
+    assert record["reward"] is None
+    assert record["steps"][0]["logprobs"][1] is None
 
 
 def test_a_growing_history_is_written_once():

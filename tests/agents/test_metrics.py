@@ -64,21 +64,26 @@ def test_a_failed_episode_is_counted_and_not_scored():
     assert cell["total_tokens"] == (15 + 35) / 2  # costs were paid all the same
     assert cell["stop_reasons"]["failed"] == 1
     alone = summarise([failed])
-    assert alone["f1"] is None and alone["em"] is None and alone["reward"] is None
-    assert alone["intervals"]["f1"] is None and alone["intervals"]["total_tokens"] == [35, 35]
+    assert alone["f1"] is None
+    assert alone["em"] is None
+    assert alone["reward"] is None
+    assert alone["intervals"]["f1"] is None
+    assert alone["intervals"]["total_tokens"] == [35, 35]
 
 
 def test_an_unfinished_episode_scores_zero_rather_than_nothing():
     cell = summarise(
         [make_trajectory([make_step(1, 1)], em=(0.0, 0.0), f1=(0.0, 0.0), stop_reason=StopReason.MAX_STEPS)]
     )
-    assert cell["f1"] == 0.0 and cell["failed"] == 0
+    assert cell["f1"] == 0.0
+    assert cell["failed"] == 0
 
 
 def test_one_invalid_step_spoils_the_format_but_is_counted():
     bad = make_step(1, 1, format_valid=False, invalid_reason="no_action", action="invalid")
     row = measure(make_trajectory([make_step(1, 1), bad]))
-    assert row.format_valid == 0.0 and row.invalid_steps == 1
+    assert row.format_valid == 0.0
+    assert row.invalid_steps == 1
     assert measure(make_trajectory([])).format_valid == 0.0
 
 
@@ -90,7 +95,10 @@ def test_means_by_step_are_over_the_episodes_that_got_there():
 
 def test_summary_of_nothing_is_unknown():
     cell = summarise([])
-    assert cell["tasks"] == 0 and cell["f1"] is None and cell["steps"] is None and cell["prompt_tokens_by_step"] == []
+    assert cell["tasks"] == 0
+    assert cell["f1"] is None
+    assert cell["steps"] is None
+    assert cell["prompt_tokens_by_step"] == []
 
 
 def test_bootstrap_of_two_values_by_hand():
@@ -115,7 +123,8 @@ def test_bootstrap_relations():
     assert bootstrap_interval([v + 10 for v in values]) == pytest.approx([low + 10, high + 10])
     assert bootstrap_interval([*values, None, math.nan]) == [low, high]  # unknown is left out
     assert bootstrap_interval([0.3] * 4) == pytest.approx([0.3, 0.3])
-    assert bootstrap_interval([]) is None and bootstrap_interval([None]) is None
+    assert bootstrap_interval([]) is None
+    assert bootstrap_interval([None]) is None
     # Copies of a task's value carry no news: with groups the interval stays, without it shrinks.
     groups = [str(i) for i in range(5) for _ in range(8)]
     copies = [v for v in values for _ in range(8)]

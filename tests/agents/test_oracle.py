@@ -38,7 +38,8 @@ CHAIN = [link.query for question in TASK.questions for link in question.evidence
 def test_full_marks_in_every_protocol(policy, context):
     trajectory = play(policy, context=context)
     assert trajectory.f1 == trajectory.em == (1.0, 1.0, 1.0)
-    assert trajectory.reward == 1.0 and trajectory.answer == "Akerselva; 405 km; Rome"
+    assert trajectory.reward == 1.0
+    assert trajectory.answer == "Akerselva; 405 km; Rome"
     assert all(step.format_valid for step in trajectory.steps)
     assert [query for query in CHAIN if query in queries(trajectory)] == queries(trajectory)
 
@@ -54,7 +55,8 @@ def test_a_memory_is_all_it_needs(policy, context):
 
 def test_without_a_memory_a_short_context_loses_the_thread():
     trajectory = play("react", context="last_step")
-    assert trajectory.stop_reason == StopReason.MAX_STEPS and trajectory.reward == 0.0
+    assert trajectory.stop_reason == StopReason.MAX_STEPS
+    assert trajectory.reward == 0.0
 
 
 def test_facts_of_one_passage_need_one_search():
@@ -80,7 +82,8 @@ def test_it_does_not_know_what_it_has_not_seen():
 def test_a_fact_that_the_budget_cut_off_is_not_known():
     # "Doc 1(Title: Ada Berg) Ada Berg was a writer. She wrote ..." is cut before "was born in Oslo".
     trajectory = play("mempo", max_passage_chars=95)
-    assert trajectory.answer is not None and trajectory.answer.startswith("unknown; ")
+    assert trajectory.answer is not None
+    assert trajectory.answer.startswith("unknown; ")
 
 
 def test_the_head_is_no_evidence():
@@ -96,7 +99,8 @@ def test_questions_without_evidence_are_searched_once():
     gone = Task("gone", (Question("y", "Where do zebras live?", ("Savannah",)),), "test")
     for policy in ("react", "mem1", "mempo"):
         trajectory = play(policy, gone)
-        assert queries(trajectory) == ["Where do zebras live?"] and trajectory.answer == "unknown"
+        assert queries(trajectory) == ["Where do zebras live?"]
+        assert trajectory.answer == "unknown"
 
 
 def test_an_answer_counts_as_whole_words_only():

@@ -69,7 +69,8 @@ def test_the_engine_is_called_once_per_step_with_all_running_episodes():
             return super().generate(requests, protocol, sampling)
 
     rows = play(get_policy("mempo", Counting()), TASKS, batch_size=3)
-    assert calls[0] == 3 and max(calls) == 3
+    assert calls[0] == 3
+    assert max(calls) == 3
     assert sum(calls) == sum(len(row.steps) for row in rows.values())
     assert calls.count(3) >= len(calls) - 6  # a free row is filled at once; only the end runs short
 
@@ -77,10 +78,12 @@ def test_the_engine_is_called_once_per_step_with_all_running_episodes():
 def test_samples_steps_tasks_and_runs_have_seeds_of_their_own():
     seeds = {step_seed(r, t, s, i) for r in (0, 1) for t in ("a", "b", "a0") for s in range(3) for i in range(4)}
     assert len(seeds) == 2 * 3 * 3 * 4
-    assert step_seed(0, "a", 1, 2) == step_seed(0, "a", 1, 2) and 0 <= step_seed(0, "a", 1, 2) < 2**63
+    assert step_seed(0, "a", 1, 2) == step_seed(0, "a", 1, 2)
+    assert 0 <= step_seed(0, "a", 1, 2) < 2**63
     policy = get_policy("mempo", RandomEngine(answer=0.0))
     first, again, other = (play(policy, TASKS[:1], samples=4, seed=s) for s in (7, 7, 8))
-    assert same(first, again) and not same(first, other)
+    assert same(first, again)
+    assert not same(first, other)
     texts = {(row.sample, index): step.sampled_text for row in first.values() for index, step in enumerate(row.steps)}
     assert len(set(texts.values())) > 0.8 * len(texts)
 
@@ -98,7 +101,8 @@ def test_what_is_recorded_is_what_was_seen_and_said():
     for index, step in enumerate(row.steps):
         assert step.prompt_ids.tolist() == engine.encode(step.messages).tolist()
         assert step.messages[: len(row.head)] == row.head
-        assert step.response == step.sampled_text and len(step.response_ids) == len(step.token_ends)
+        assert step.response == step.sampled_text
+        assert len(step.response_ids) == len(step.token_ends)
         begin, end = step.spans["memory"]
         text = step.sampled_text[(0 if begin == 0 else step.token_ends[begin - 1]) : step.token_ends[end - 1]]
         assert text == f"<mem>{step.memory}</mem>"
@@ -110,7 +114,8 @@ def test_what_is_recorded_is_what_was_seen_and_said():
             )
             assert step.history_tokens > len(step.prompt_ids) if index > 1 else True
         assert step.observation_tokens == len(engine.encode_text(step.observation))
-    assert row.steps[-1].observation == "" and row.stop_reason == StopReason.ANSWERED
+    assert row.steps[-1].observation == ""
+    assert row.stop_reason == StopReason.ANSWERED
     (full,) = play(get_policy("mempo", OracleEngine(), context="full"), [TASK]).values()
     assert full.context == "full"
     assert [len(step.prompt_ids) for step in full.steps] == [step.history_tokens for step in row.steps]
@@ -134,7 +139,8 @@ def test_tokens_behind_the_action_are_not_the_policys():
     act = "<think>t</think><answer>a; b; c</answer>"
     (row,) = play(get_policy("react", Canned(act + " and more <answer>d</answer>")), [TASK]).values()
     (step,) = row.steps
-    assert step.response == act and row.answer == "a; b; c"
+    assert step.response == act
+    assert row.answer == "a; b; c"
     inside = len(OracleEngine().encode_text(act))
     assert step.policy_mask.tolist() == [True] * inside + [False] * (len(step.response_ids) - inside)
 
@@ -144,8 +150,11 @@ def test_a_cut_off_response_is_said_to_be_one():
         get_policy("react", Canned("<think>on and on", "length")), [TASK], env_kwargs=env_kwargs(max_steps=2)
     ).values()
     assert [step.invalid_reason for step in row.steps] == ["length", "length"]
-    assert row.stop_reason == StopReason.MAX_STEPS and row.reward == 0.0 and row.answer is None
-    assert row.steps[0].observation and not row.steps[1].observation
+    assert row.stop_reason == StopReason.MAX_STEPS
+    assert row.reward == 0.0
+    assert row.answer is None
+    assert row.steps[0].observation
+    assert not row.steps[1].observation
 
 
 class Windowed(OracleEngine):
@@ -169,11 +178,15 @@ def test_a_full_window_truncates_its_own_episode_only():
     head = len(OracleEngine().encode(next(iter(play(ReAct(OracleEngine()), tasks).values())).head))
     rows = play(ReAct(Windowed(head + 250)), tasks, batch_size=2)
     long, short = rows["w/test/2", 0], rows["short", 0]
-    assert short.stop_reason == StopReason.ANSWERED and short.reward == 1.0
+    assert short.stop_reason == StopReason.ANSWERED
+    assert short.reward == 1.0
     assert long.stop_reason == StopReason.CONTEXT_LENGTH
-    assert long.reward == 0.0 and not math.isnan(long.reward) and long.em == (0.0, 0.0, 0.0)
+    assert long.reward == 0.0
+    assert not math.isnan(long.reward)
+    assert long.em == (0.0, 0.0, 0.0)
     assert 0 < len(long.steps) < 8
-    assert long.steps[-1].observation == "" and long.steps[-1].observation_tokens == 0  # nobody saw it
+    assert long.steps[-1].observation == ""
+    assert long.steps[-1].observation_tokens == 0
     assert all(len(step.prompt_ids) < head + 250 for step in long.steps)
     nothing = play(ReAct(Windowed(10)), tasks, batch_size=1)
     assert all(row.steps == () and row.stop_reason == StopReason.CONTEXT_LENGTH for row in nothing.values())
@@ -182,7 +195,8 @@ def test_a_full_window_truncates_its_own_episode_only():
 def test_a_budget_of_the_environment_drops_the_reply_that_does_not_fit():
     kwargs = env_kwargs(max_context_tokens=500, count_tokens=lambda text: len(OracleEngine().encode_text(text)))
     (row,) = play(ReAct(OracleEngine()), [TASK], env_kwargs=kwargs).values()
-    assert row.stop_reason == StopReason.CONTEXT_LENGTH and row.steps[-1].observation_tokens == 0
+    assert row.stop_reason == StopReason.CONTEXT_LENGTH
+    assert row.steps[-1].observation_tokens == 0
 
 
 def test_a_broken_search_fails_its_episodes_and_the_rest_go_on():
@@ -199,10 +213,15 @@ def test_a_broken_search_fails_its_episodes_and_the_rest_go_on():
         env_kwargs=env_kwargs(retriever=Breaking()),
     )  # fmt: skip
     failed, fine = rows["rome", 0], rows["w/test/0", 0]
-    assert failed.stop_reason == StopReason.FAILED and failed.failed and math.isnan(failed.reward)
-    assert failed.em == failed.f1 == () and "the server is gone" in failed.error
-    assert len(failed.steps) == 1 and failed.steps[0].observation == ""
-    assert fine.stop_reason == StopReason.ANSWERED and fine.answer == "unknown"
+    assert failed.stop_reason == StopReason.FAILED
+    assert failed.failed
+    assert math.isnan(failed.reward)
+    assert failed.em == failed.f1 == ()
+    assert "the server is gone" in failed.error
+    assert len(failed.steps) == 1
+    assert failed.steps[0].observation == ""
+    assert fine.stop_reason == StopReason.ANSWERED
+    assert fine.answer == "unknown"
 
 
 def test_replay_gives_every_token_back(tmp_path):
@@ -245,9 +264,11 @@ def test_progress_is_told_each_trajectory_and_tasks_are_read_lazily():
         get_policy("mempo", OracleEngine()), tasks(), env_kwargs=env_kwargs(), batch_size=2, progress=seen.append
     )
     first = next(rows)
-    assert seen == [first] and len(read) < len(TASKS)
+    assert seen == [first]
+    assert len(read) < len(TASKS)
     rest = list(rows)
-    assert seen == [first, *rest] and len(read) == len(TASKS)
+    assert seen == [first, *rest]
+    assert len(read) == len(TASKS)
     assert list(rollout(get_policy("mempo", OracleEngine()), [], env_kwargs=env_kwargs())) == []
 
 

@@ -69,10 +69,13 @@ def engine():
 def test_it_knows_the_capital_of_france(engine):
     request = Request(({"role": "user", "content": "What is the capital of France?"},), seed=0)
     (made,) = engine.generate([request], get_protocol("react"), Sampling(16, 0.0))
-    assert "Paris" in made.text and made.finish_reason == "eos" and made.response_ids[-1] in engine.end_ids
+    assert "Paris" in made.text
+    assert made.finish_reason == "eos"
+    assert made.response_ids[-1] in engine.end_ids
     (scored,) = engine.score([ScoreRow(made.prompt_ids, made.response_ids)])
     assert np.allclose(scored, made.logprobs, atol=1e-3)
-    assert engine.window_tokens == 8192 and engine.tokenizer_name == "smollm2"
+    assert engine.window_tokens == 8192
+    assert engine.tokenizer_name == "smollm2"
 
 
 @needs_model
@@ -82,7 +85,10 @@ def test_a_guided_episode_is_well_formed(engine, name):
     policy = get_policy(name, engine, Sampling(72, 1.0, guided=True))
     task = Task("w/test/0", QUESTIONS[1:3], "test")
     (row,) = rollout(policy, [task], env_kwargs=env_kwargs(max_steps=3))
-    assert row.guided and 1 <= len(row.steps) <= 3
+    assert row.guided
+    assert 1 <= len(row.steps) <= 3
     assert row.stop_reason in (StopReason.ANSWERED, StopReason.MAX_STEPS)
     for step in row.steps:
-        assert step.format_valid and step.policy_mask.any() and not step.policy_mask.all()
+        assert step.format_valid
+        assert step.policy_mask.any()
+        assert not step.policy_mask.all()

@@ -18,7 +18,8 @@ MESSAGES = (
 @given(st.text())
 def test_words_cover_the_text(text):
     ids, ends = WordTokenizer().encode_with_ends(text)
-    assert ids.dtype == ends.dtype == np.int64 and len(ids) == len(ends)
+    assert ids.dtype == ends.dtype == np.int64
+    assert len(ids) == len(ends)
     assert (np.diff(np.concatenate([[0], ends])) > 0).all()
     assert (ends[-1] if len(ends) else 0) == len(text)
 
@@ -29,7 +30,8 @@ def test_words_by_hand():
     # < mem > Ada ' s __name < / mem > \n
     assert ends.tolist() == [1, 4, 5, 8, 9, 10, 16, 17, 18, 21, 22, 23]
     a, b = tokenizer.encode("Oslo Oslo"), tokenizer.encode("Oslo")
-    assert a[0] == b[0] and a[1] != b[0]  # the blank before a word is part of it
+    assert a[0] == b[0]
+    assert a[1] != b[0]
     a[:] = 0
     assert tokenizer.encode("Oslo Oslo")[0] == b[0]  # what was handed out may be changed
 
@@ -58,8 +60,10 @@ def test_the_chat_template_is_part_of_the_prompt():
     codec = hf(CHAT_TEMPLATE)
     ids = codec.encode_messages(MESSAGES)
     text = codec.tokenizer.decode(ids)
-    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>") and text.endswith("<|im_start|>assistant\n")
-    assert (ids == 1).sum() == 5 and (ids == 2).sum() == 4  # the marks are single special tokens
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>")
+    assert text.endswith("<|im_start|>assistant\n")
+    assert (ids == 1).sum() == 5
+    assert (ids == 2).sum() == 4
 
 
 def test_without_a_template_the_prompt_is_the_observation():
