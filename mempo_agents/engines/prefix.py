@@ -17,6 +17,7 @@ way, and a model that fails it is scored branch by branch with the cache alone, 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ from mempo_agents.engines.prefix_tree import Chain, build_tree
 
 Method = Literal["packed", "branched", "plain"]
 _MAX_LOGIT_BYTES = 256 * 2**20  # of one forward's float32 logits
+_MAX_MASK = 2**24  # elements of one forward's mask
+_MAX_BRANCH = 512  # tokens of a branch that is packed with others; a longer one fills a forward by itself
+_MAX_WASTE = 2**17  # query-key pairs that a pack may mask away for lying beyond where its branches hang
 _chosen: weakref.WeakKeyDictionary[Any, dict[str, Method]] = weakref.WeakKeyDictionary()
 
 
@@ -48,14 +52,14 @@ def score_rows(
     rows: Sequence[ScoreRow],
     *,
     method: Method | Literal["auto"] = "auto",
-    max_tokens: int = 2048,
+    max_tokens: int = 8192,
     stats: ScoreStats | None = None,
 ) -> list[np.ndarray]:
     """log p of each row's target ids, float32 [T], in the order of `rows`; an empty target gives an empty array.
 
     model: a transformers causal language model; its dropout is off during the call. max_tokens: tokens in one forward
-    (a plain row may exceed it). Equal rows, and equal prefixes, are computed once and so agree exactly. Raises
-    ValueError for an empty context.
+    (a plain row may exceed it); masks and logits have bounds of their own. Equal rows, and equal prefixes, are computed
+    once and so agree exactly. Raises ValueError for an empty context.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}.")
@@ -137,34 +141,46 @@ class _Runner:
     def __init__(self, model: Any, out: list[np.ndarray], max_tokens: int, stats: ScoreStats, *, pack: bool):
         from transformers import DynamicCache
 
-        self.model, self.out, self.max_tokens, self.stats = model, out, max_tokens, stats
+        self.model, self.out, self.max_tokens, self.stats, self.pack = model, out, max_tokens, stats, pack
         self.cache = DynamicCache()
         self.cache_name = "cache" if "cache" in _parameters(model) else "past_key_values"  # renamed in transformers 5
-        # Packed branches see the whole cache through a mask, so a pack wastes attention; large branches run alone.
-        self.pack_tokens = max_tokens if pack else 0
         config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
         self.max_scored = max(1, _MAX_LOGIT_BYTES // (4 * int(config.vocab_size)))
+        # Without a fused kernel the attention itself has a matrix per head.
+        eager = getattr(config, "_attn_implementation", None) == "eager"
+        self.max_mask = _MAX_MASK // int(config.num_attention_heads) if eager else _MAX_MASK
+        self.max_first = max(1, math.isqrt(self.max_mask)) if eager else max_tokens
 
     def run(self, chain: Chain) -> None:
         """Needs the cache to begin with the chain's first `start` tokens; leaves it holding at most its path."""
         self._cut(chain.start)
         self._run_chain(chain)
         pack: list[Chain] = []
+        tokens = scored = waste = 0
         # From the far end back, so that the cache only ever shrinks between branches.
         for child in sorted(chain.children, key=lambda c: -c.start):
-            if child.total <= self.pack_tokens // 4 and _scored(child) <= self.max_scored:
-                full = sum(c.total for c in pack) + child.total > self.pack_tokens
-                if pack and (full or sum(map(_scored, [*pack, child])) > self.max_scored):
+            asked = _scored(child)
+            small = child.total <= min(_MAX_BRANCH, self.max_tokens) and asked <= self.max_scored
+            if pack:
+                tokens += child.total
+                scored += asked
+                waste += child.total * (pack[0].start - child.start)
+                room = min(self.max_tokens, self._queries_for(pack[0].start))
+                if not small or tokens > room or scored > self.max_scored or waste > _MAX_WASTE:
                     self._run_pack(pack)
                     pack = []
-                pack.append(child)
-            else:
-                if pack:
-                    self._run_pack(pack)
-                    pack = []
+            if not (small and self.pack):
                 self.run(child)
+                continue
+            if not pack:
+                tokens, scored, waste = child.total, asked, 0
+            pack.append(child)
         if pack:
             self._run_pack(pack)
+
+    def _queries_for(self, before: int) -> int:
+        """How many tokens may follow `before` cached ones in one masked forward: n (before + n) <= max_mask."""
+        return max(1, (math.isqrt(before * before + 4 * self.max_mask) - before) // 2)
 
     def _cut(self, length: int) -> None:
         surplus = self.cache.get_seq_length() - length
@@ -174,7 +190,8 @@ class _Runner:
     def _run_chain(self, chain: Chain) -> None:
         depth, queries, asked = chain.start, chain.queries, 0
         while depth < chain.end:
-            stop = min(chain.end, depth + self.max_tokens)
+            room = self._queries_for(depth) if depth else self.max_first
+            stop = min(chain.end, depth + min(self.max_tokens, room))
             here: list[tuple[int, ...]] = []
             seen: set[int] = set()
             while asked < len(queries) and queries[asked][0] < stop:
@@ -185,7 +202,9 @@ class _Runner:
                 here.append((queries[asked][0] - depth, *queries[asked][1:]))
                 asked += 1
             ids = chain.ids[depth - chain.start : stop - chain.start]
-            self._forward(ids, np.arange(depth, stop), None, here)
+            # A causal mask of our own spares the kernels turning the model's boolean one into numbers in every layer.
+            mask = torch.ones(len(ids), stop, dtype=torch.bool).tril(depth) if depth and self.pack else None
+            self._forward(ids, np.arange(depth, stop), mask, here)
             depth = stop
 
     def _run_pack(self, pack: list[Chain]) -> None:
