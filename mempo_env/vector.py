@@ -143,7 +143,10 @@ class SearchQAVectorEnv(VectorEnv[Observations, Sequence[str | None], np.ndarray
 
         Raises:
             EpisodeOverError: The row has ended, or was never reset.
+            ValueError: The autoreset mode is SAME_STEP, in which an end belongs to a step.
         """
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            raise ValueError("truncate needs autoreset mode NEXT_STEP or DISABLED: SAME_STEP resets within the step.")
         self.envs[row].episode.truncate()
         self._truncations[row] = True
 

@@ -164,9 +164,9 @@ def test_two_instances_agree_and_one_copied_mid_episode_goes_on_alike(name, prot
 def test_hostile_actions_are_normal_steps(name, protocol, text):
     env = make(name, protocol=protocol)
     env.reset(seed=0)
-    start = time.perf_counter()
+    start = time.process_time()
     observation, reward, terminated, truncated, info = env.step(text)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     check_observation(env, observation, info)
     assert not truncated
     assert reward == 0.0 or terminated
@@ -268,17 +268,16 @@ def test_processes_with_different_hash_seeds_agree(request):
 
 
 def test_the_first_episode_takes_under_two_seconds():
+    # Processor time, the best of three: a busy machine makes the clock run on, but no work.
     script = (
-        "import time; start = time.perf_counter(); import gymnasium as gym, mempo_env; "
-        "imported = time.perf_counter() - start; "
+        "import time; start = time.process_time(); import gymnasium as gym, mempo_env; "
+        "imported = time.process_time() - start; "
         "env = gym.make('MemPO-WikiQA-v0', objectives=4); env.reset(seed=0); "
         "env.step(env.unwrapped.protocol.compose(memory='m', thought='t', query='city')); "
-        "print(imported, time.perf_counter() - start)"
+        "print(imported, time.process_time() - start)"
     )
-    # The best of three, for a machine that is busy with something else.
-    runs = [
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(3)
-    ]
-    times = [tuple(map(float, run.stdout.split())) for run in runs]
+    command = [sys.executable, "-c", script]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(3)]
+    times = [tuple(map(float, run.split())) for run in runs]
     assert min(imported for imported, _ in times) < 0.5
     assert min(first for _, first in times) < 2.0

@@ -12,7 +12,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
-from env_fakes import PASSAGES, QUESTIONS, BrokenRetriever, CountingRetriever, NullRetriever, TinyDataset, tiny
+from env_fakes import PASSAGES, QUESTIONS, BrokenRetriever, CountingRetriever, NullRetriever, tiny
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
 import mempo_env
@@ -352,9 +352,24 @@ def test_a_copy_made_mid_episode_goes_on_alike(pickler, protocol):
 
 
 def test_a_pickle_holds_names_not_indexes():
-    env = SearchQAEnv(objectives=1, dataset=TinyDataset(), retriever="bm25")
+    env = SearchQAEnv(objectives=1)
     env.reset(seed=0)
+    env.step(search_text(env, "city"))
     assert len(pickle.dumps(env)) < 20_000
+
+
+def test_a_sibling_shares_what_was_loaded_and_nothing_else():
+    env = make()
+    env.reset(seed=0)
+    state = env.np_random.bit_generator.state
+    twin = env.sibling()
+    with pytest.raises(EpisodeOverError):
+        twin.step("x")
+    twin.reset()
+    assert twin.library is env.library
+    assert env.np_random.bit_generator.state == state
+    assert twin.np_random is not env.np_random
+    assert twin.action_space is not env.action_space
 
 
 # -- wrappers, limits, rendering -----------------------------------------------------------------------------------

@@ -244,6 +244,23 @@ def test_a_task_over_the_context_limit_is_refused_not_cut():
         begin(count_tokens=count_words, max_context_tokens=20)
 
 
+def test_truncation_from_outside_drops_the_unread_reply_and_scores():
+    episode = begin(reward="em")
+    search(episode)
+    episode.truncate()
+    assert (episode.terminated, episode.truncated) == (False, True)
+    assert episode.stop_reason is StopReason.CONTEXT_LENGTH
+    assert episode.turns[-1].observation == ""
+    assert "<information>\nDoc 1" not in episode.observation
+    assert episode.info()["em"] == (0.0, 0.0)
+    with pytest.raises(EpisodeOverError, match="Only a running episode"):
+        episode.truncate()
+    waiting = begin()
+    waiting.act(waiting.protocol.compose(query="Oslo"))
+    with pytest.raises(EpisodeOverError, match="no search pending"):
+        waiting.truncate()
+
+
 def test_budgets_reach_the_renderer():
     episode = begin(budgets=[Budget(max_passage=40, max_observation=100)])
     search(episode)

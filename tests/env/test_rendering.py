@@ -58,9 +58,9 @@ def test_word_diff_gives_both_texts_back(before, after):
 
 
 def test_word_diff_of_long_hostile_memories_is_quick():
-    start = time.perf_counter()
+    start = time.process_time()
     word_diff("a b " * 20_000, "b a " * 20_000)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_plain_text_shows_the_whole_episode():

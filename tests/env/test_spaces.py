@@ -89,10 +89,10 @@ def test_a_bad_length_is_refused(length, error):
 
 
 def test_it_is_made_in_no_time():
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(100):
         Unicode()
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 0.1
 
 
 def test_batches_sample_independently():

@@ -175,6 +175,25 @@ def test_finish_reasons_reach_the_rows():
     assert infos["invalid_reason"].tolist() == ["length", "unclosed"]
 
 
+def test_a_row_can_be_truncated_between_steps():
+    envs = make(2, AutoresetMode.DISABLED)
+    envs.reset(seed=0)
+    envs.step([compose(envs, query="rome"), "nonsense"])
+    envs.truncate(0)
+    with pytest.raises(EpisodeOverError):
+        envs.truncate(0)
+    _, rewards, terminations, truncations, infos = envs.step([None, "nonsense"])
+    assert (rewards[0], terminations[0], truncations[0]) == (0.0, False, True)
+    assert infos["_step"].tolist() == [False, True]
+    assert envs.episodes[0].stop_reason == "context_length"
+    following = make(1, AutoresetMode.NEXT_STEP)
+    following.reset(seed=0)
+    following.truncate(0)
+    assert following.step(["ignored"])[4]["step"].tolist() == [0]
+    with pytest.raises(ValueError, match="truncate needs autoreset mode NEXT_STEP or DISABLED"):
+        make(1, AutoresetMode.SAME_STEP).truncate(0)
+
+
 BAD_STEPS = [
     (["a", "b"], ValueError, "Expected 3 actions, one per row, got 2"),
     ("abc", TypeError, "Expected 3 actions, one text per row, got a single text"),
