@@ -68,6 +68,7 @@ class Asked(NamedTuple):
     kind: str
 
 
+_FINDABLE_LENGTH = 480  # characters
 _ENTITY_RELATIONS = {kind: tuple(r for r in RELATIONS_OF[kind] if RELATIONS[r][1] in KINDS) for kind in KINDS}
 _INTERSECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "person": (("born_in", "employer"), ("born_in", "died_in"), ("employer", "died_in")),
@@ -97,9 +98,9 @@ class Questioner:
         plan: Plan | None = None
         if slot == 0 and style < 2:
             plan = self._comparison(entity, h)
-        elif slot == 1 and style < 2:
+        elif slot == 1 and style < 4:
             plan = self._intersection(entity, h)
-        elif slot == 1 and style == 2:
+        elif slot == 1 and style < 6:
             plan = self._same_value(entity, h)
         return plan or self._chain(entity, slot, h)
 
@@ -109,8 +110,9 @@ class Questioner:
         by_preference = sorted(self._range, key=lambda hops: (abs(hops - wanted), hops))
         for hops in by_preference:
             # The slots of an article share out its first relations, so that their chains differ.
-            firsts = RELATIONS_OF[entity.kind] if hops == 1 else _ENTITY_RELATIONS[entity.kind]
-            turn = h % len(firsts)
+            names = RELATIONS_OF[entity.kind] if hops == 1 else _ENTITY_RELATIONS[entity.kind]
+            firsts = [r for r in names if self._atlas.value(entity, r) is not None]
+            turn = self._atlas.draw(f"turn-{entity.kind}", entity.number) % len(firsts)
             mine = [firsts[(turn + slot + 2 * t) % len(firsts)] for t in range(len(firsts) // 2)]
             relations = self._walk(entity, hops, mine, h >> 8, (entity,))
             if relations is not None:
@@ -161,15 +163,33 @@ class Questioner:
         return value if isinstance(value, (Number, Year)) else None
 
     def _intersection(self, entity: Entity, h: int) -> Intersection | None:
+        pairs = _INTERSECTIONS.get(entity.kind, ())
+        # Lexical search counts a mention for less in a long article; two mentions must outweigh one in a short one.
+        if not pairs or self._range[-1] < 2 or len(self._article(entity).text) > _FINDABLE_LENGTH:
+            return None
+        turn = h % len(pairs)
+        conditions = next(filter(None, (self._conditions(entity, p) for p in (*pairs[turn:], *pairs[:turn]))), None)
+        if conditions is None:
+            return None
+        (first, _), (second, _) = conditions
+        extra = [n for n in range(3) if 2 + n in self._range]
+        hops = extra[(h >> 4) % len(extra)]
+        relations: tuple[str, ...] | None = ()
+        if hops:
+            choices = RELATIONS_OF[entity.kind] if hops == 1 else _ENTITY_RELATIONS[entity.kind]
+            turn = (h >> 8) % len(choices)
+            order = [r for r in (*choices[turn:], *choices[:turn]) if r not in (first, second)]
+            relations = self._walk(entity, hops, order, h >> 12, (entity, *(value for _, value in conditions)))
+        return None if relations is None else Intersection(entity.kind, conditions, relations)
+
+    def _conditions(
+        self, entity: Entity, pair: tuple[str, str]
+    ) -> tuple[tuple[str, Entity], tuple[str, Entity]] | None:
+        """Two things that hold of `entity` and of nothing else together, though other entities share the first."""
         atlas = self._atlas
-        pairs = _INTERSECTIONS.get(entity.kind)
-        if pairs is None or self._range[-1] < 2:
+        first, second = (atlas.value(entity, r) for r in pair)
+        if not isinstance(first, Entity) or not isinstance(second, Entity) or first == second:
             return None
-        pair = pairs[h % len(pairs)]
-        values = [atlas.value(entity, r) for r in pair]
-        if not all(isinstance(v, Entity) for v in values) or values[0] == values[1]:
-            return None
-        first, second = (v for v in values if isinstance(v, Entity))
         candidates = self._inverse(pair[0])(first.number)
         matches = [i for i in candidates if atlas.value(Entity(entity.kind, i), pair[1]) == second]
         if matches != [entity.number] or len(candidates) < 2:
@@ -178,17 +198,7 @@ class Questioner:
         for named, other in ((first, second), (second, first)):
             if any(atlas.value(named, r) in (other, entity) for r in _ENTITY_RELATIONS[named.kind]):
                 return None
-        extra = [n for n in range(3) if 2 + n in self._range]
-        hops = extra[(h >> 4) % len(extra)]
-        relations: tuple[str, ...] | None = ()
-        if hops:
-            choices = RELATIONS_OF[entity.kind] if hops == 1 else _ENTITY_RELATIONS[entity.kind]
-            turn = (h >> 8) % len(choices)
-            order = [r for r in (*choices[turn:], *choices[:turn]) if r not in pair]
-            relations = self._walk(entity, hops, order, h >> 12, (entity, first, second))
-        if relations is None:
-            return None
-        return Intersection(entity.kind, ((pair[0], first), (pair[1], second)), relations)
+        return (pair[0], first), (pair[1], second)
 
     def _same_value(self, entity: Entity, h: int) -> SameValue | None:
         """Half of them true: a partner is sought among those who share the value, then among the others."""
