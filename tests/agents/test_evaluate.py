@@ -86,6 +86,15 @@ def test_policies_play_the_same_tasks(settings: Settings, tmp_path: Path) -> Non
     assert tasks["react", 2] != tasks["react", 4]
 
 
+def test_the_seed_chooses_the_tasks(settings: Settings, tmp_path: Path) -> None:
+    settings = replace(settings, policies=("mempo",), objectives=(3,))
+    asked = []
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        evaluate(replace(settings, seed=seed), tmp_path / name)
+        asked.append({t.questions for t in read_trajectories(tmp_path / name / "trajectories.jsonl")})
+    assert asked[0] == asked[1] != asked[2]
+
+
 def test_the_whole_history_grows_and_the_last_step_does_not(settings: Settings, tmp_path: Path) -> None:
     results = evaluate(replace(settings, objectives=(2, 8)), tmp_path)
     cells = {(c["policy"], c["objectives"]): c for c in results["cells"]}
