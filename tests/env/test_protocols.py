@@ -596,7 +596,7 @@ def test_complaints_say_what_was_wrong_and_what_is_expected(protocol, reason: In
 
 
 def test_names_and_defaults() -> None:
-    assert protocol_names() == ("mem1", "mempo", "react", "search_r1")
+    assert {"mem1", "mempo", "react", "search_r1"} <= set(protocol_names())
     assert {p.name: p.default_context for p in ALL} == {
         "mempo": "last_step",
         "mem1": "last_step",
