@@ -64,7 +64,7 @@ _ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "MemPO-CompactQA-v0": {"dataset": "world-compact", "instructions": ""},
 }
 
-#: The ids that this package registers.
+#: The ids that run offline as they are. "MemPO-WebQA-v0" is registered too; it needs questions and a search service.
 ENV_IDS = tuple(_ENVIRONMENTS)
 
 for _id, _arguments in _ENVIRONMENTS.items():
@@ -74,6 +74,12 @@ for _id, _arguments in _ENVIRONMENTS.items():
         vector_entry_point="mempo_env.vector:SearchQAVectorEnv",
         kwargs=_arguments,
     )
+
+gym.register(
+    id="MemPO-WebQA-v0",
+    entry_point="mempo_env.web_env:WebQAEnv",
+    vector_entry_point="mempo_env.web_env:WebQAVectorEnv",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,62 +7,34 @@ right hits or raises RetrievalError within the total deadline. A failure is neve
 from __future__ import annotations
 
 import asyncio
-import json
-import random
-from collections.abc import Sequence
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
+from collections.abc import Coroutine, Sequence
 from hashlib import sha256
 from pathlib import Path
-from time import monotonic, time
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from mempo_env.errors import MissingExtraError, RetrievalError
+from mempo_env.errors import RetrievalError
 from mempo_env.retrieval.background import BackgroundLoop
 from mempo_env.retrieval.hit_cache import HitCache
+from mempo_env.retrieval.json_client import JsonClient, Patience, excerpt
 from mempo_env.retrieval.wire import FINGERPRINT_HEADER, hits_of
 from mempo_env.types import Hit
 
-RETRY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-_EXCERPT_CHARS = 200
-_MAX_REDIRECTS = 3
+T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    url: str
-    connect_seconds: float
-    read_seconds: float
-    total_seconds: float
-    retries: int
-    backoff_seconds: float
-    max_queries: int
-    max_query_chars: int
-    max_response_bytes: int
-    cache_dir: str | None
-    expect: str | None
-
-
-class _Retry(Exception):  # noqa: N818  a signal between two functions here, never seen outside
-    """This attempt failed in a way that another may not."""
-
-    def __init__(self, reason: str, after_seconds: float | None = None) -> None:
-        super().__init__(reason)
-        self.after_seconds = after_seconds
+_REQUESTS_AT_ONCE = 4
 
 
 class RemoteRetriever:
-    """Any server that speaks Search-R1's `/retrieve`; see `mempo_env.retrieval.base.Retriever` for what `search`
-    promises.
+    """Any server that speaks Search-R1's `/retrieve`; see `mempo_env.retrieval.base.Retriever` for what it promises.
 
     Args:
         url: the server's address ("http://127.0.0.1:8000"), or the whole address of its search route.
         token: sent as `Authorization: Bearer`; never shown, and left out of the fingerprint.
-        connect_seconds, read_seconds: to connect, and between two pieces of an answer.
-        total_seconds: for one `search` call, with all its requests, retries and waits.
-        retries: further attempts after 408, 425, 429, 5xx or a broken connection, each `backoff_seconds` * 2**n later,
-            or when `Retry-After` says.
+        connect_seconds, read_seconds, total_seconds, retries, backoff_seconds: see `Patience`; `total_seconds` is for
+        one
+            `search` call, however many requests it takes.
         max_queries: queries in one request; more go out as several requests, up to four at a time.
         max_query_chars: longer queries are cut: a policy's long query must not become a refused request.
         cache_dir: a folder in which answers are kept by the server's fingerprint, k and query; None keeps nothing.
@@ -89,44 +61,24 @@ class RemoteRetriever:
         cache_dir: str | Path | None = None,
         expect: str | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"RemoteRetriever: expected an http or https address, got {url!r}.")
-        if parts.username or parts.password:
-            raise ValueError("RemoteRetriever: expected an address without user and password; pass token= instead.")
-        if min(connect_seconds, read_seconds, total_seconds, backoff_seconds) <= 0 or retries < 0:
-            raise ValueError("RemoteRetriever: expected positive times and retries >= 0.")
+        self.url = _search_route(url)
         if min(max_queries, max_query_chars, max_response_bytes) < 1:
             raise ValueError("RemoteRetriever: expected limits of at least 1.")
-        address = url.rstrip("/") if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/retrieve"
-        self._settings = _Settings(
-            url=address,
-            connect_seconds=connect_seconds,
-            read_seconds=read_seconds,
-            total_seconds=total_seconds,
-            retries=retries,
-            backoff_seconds=backoff_seconds,
-            max_queries=max_queries,
-            max_query_chars=max_query_chars,
-            max_response_bytes=max_response_bytes,
-            cache_dir=str(cache_dir) if cache_dir is not None else None,
-            expect=expect,
-        )
-        self._token = token
         self.name = "remote"
+        self.patience = Patience(connect_seconds, read_seconds, total_seconds, retries, backoff_seconds)
+        self._token = token
+        self._max_queries, self._max_query_chars = max_queries, max_query_chars
+        self._max_response_bytes = max_response_bytes
+        self._cache_dir = str(cache_dir) if cache_dir is not None else None
+        self._expect = expect
         self._prepare()
 
     def _prepare(self) -> None:
         self._background = BackgroundLoop()
-        self._client: Any = None
+        self._client: JsonClient | None = None
+        self._cache: HitCache | None = None
         self._seen_fingerprint: str | None = None
         self._asked = False
-        self._cache: HitCache | None = None
-        self._jitter = random.Random(self._settings.url)  # own generator: the global one belongs to the caller
-
-    @property
-    def url(self) -> str:
-        return self._settings.url
 
     @property
     def fingerprint(self) -> str:
@@ -145,12 +97,12 @@ class RemoteRetriever:
 
     def info(self, *, retries: int | None = None, total_seconds: float | None = None) -> dict[str, Any]:
         """What the server's /info says about its index. Raises RetrievalError where there is no such route."""
-        retries = self._settings.retries if retries is None else retries
-        deadline = monotonic() + (self._settings.total_seconds if total_seconds is None else total_seconds)
-        value = self._run(self._exchange("GET", urljoin(self.url, "info"), None, deadline, retries))[0]
-        if not isinstance(value, dict):
-            raise RetrievalError(f"{self.url}: /info must answer with an object, got {type(value).__name__}.")
-        return value
+        deadline = monotonic() + (self.patience.total_seconds if total_seconds is None else total_seconds)
+        client = self._ready()
+        reply = self._run(client.request("GET", urljoin(self.url, "info"), deadline=deadline, retries=retries))
+        if not isinstance(reply.value, dict):
+            raise RetrievalError(f"{self.url}: /info must answer with an object, got {type(reply.value).__name__}.")
+        return reply.value
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         if isinstance(queries, str):
@@ -160,53 +112,56 @@ class RemoteRetriever:
         sent = [self._sendable(query) for query in queries]
         wanted = list(dict.fromkeys(sent))
         known: dict[str, list[Hit]] = {}
-        if self._settings.cache_dir is not None:
-            known = self._open_cache().get(self._cache_key(), k, wanted)
+        if self._cache_dir is not None and wanted:
+            # The server is asked each time which index it serves: the one seen before may have been replaced.
+            known = self._open_cache().get(str(self.info().get("fingerprint")), k, wanted)
         missing = [query for query in wanted if query not in known]
         if missing:
-            found, fingerprint = self._run(self._search(missing, k))
-            known.update(zip(missing, found, strict=True))
-            if self._settings.cache_dir is not None and fingerprint is not None:
-                self._open_cache().put(fingerprint, k, dict(zip(missing, found, strict=True)))
+            found, fingerprint = self._run(self._search(self._ready(), missing, k))
+            fresh = dict(zip(missing, found, strict=True))
+            known.update(fresh)
+            if self._cache_dir is not None and fingerprint is not None:
+                self._open_cache().put(fingerprint, k, fresh)
         return [list(known[query]) for query in sent]
 
     def close(self) -> None:
         """Close connections; a later search opens new ones."""
         if self._client is not None and self._background.running:
-            self._background.run(self._client.aclose(), 5)
+            self._background.run(self._client.close(), 5)
         self._background.close()
         if self._cache is not None:
             self._cache.close()
         self._prepare()
 
     def _sendable(self, query: str) -> str:
-        return query[: self._settings.max_query_chars].encode("utf-8", "replace").decode("utf-8")
-
-    def _cache_key(self) -> str:
-        """The server's fingerprint; one that was seen a while ago may have been replaced, so /info is asked."""
-        return str(self.info()["fingerprint"])
+        return query[: self._max_query_chars].encode("utf-8", "replace").decode("utf-8")
 
     def _open_cache(self) -> HitCache:
         if self._cache is None:
-            self._cache = HitCache(Path(self._settings.cache_dir or "."))
+            self._cache = HitCache(Path(self._cache_dir or "."))
         return self._cache
 
-    def _run(self, work: Any) -> Any:
-        # The margin is for the loop to notice its own deadline; the outer one holds even if the loop is stuck.
+    def _ready(self) -> JsonClient:
         if self._background.forked:
-            self._client = None
-        return self._background.run(work, self._settings.total_seconds + 5)
+            self._prepare()  # the parent's connections, and its cache file's handle, are not ours
+        if self._client is None:
+            headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+            self._client = JsonClient(self.patience, max_response_bytes=self._max_response_bytes, headers=headers)
+        return self._client
 
-    async def _search(self, queries: list[str], k: int) -> tuple[list[list[Hit]], str | None]:
-        size = self._settings.max_queries
-        parts = [queries[i : i + size] for i in range(0, len(queries), size)]
-        deadline, gate = monotonic() + self._settings.total_seconds, asyncio.Semaphore(4)
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        # The margin is for the loop to notice its own deadline; the outer one holds even if the loop is stuck.
+        return self._background.run(work, self.patience.total_seconds + 5)
+
+    async def _search(self, client: JsonClient, queries: list[str], k: int) -> tuple[list[list[Hit]], str | None]:
+        parts = [queries[i : i + self._max_queries] for i in range(0, len(queries), self._max_queries)]
+        deadline, gate = monotonic() + self.patience.total_seconds, asyncio.Semaphore(_REQUESTS_AT_ONCE)
 
         async def one(part: list[str]) -> tuple[list[list[Hit]], str | None]:
             async with gate:
-                body = json.dumps({"queries": part, "topk": k, "return_scores": True}).encode()
-                value, fingerprint = await self._exchange("POST", self.url, body, deadline, self._settings.retries)
-                return self._read(value, len(part), k), fingerprint
+                body = {"queries": part, "topk": k, "return_scores": True}
+                reply = await client.request("POST", self.url, body, deadline=deadline)
+                return self._read(reply.value, len(part), k), reply.headers.get(FINGERPRINT_HEADER.lower())
 
         tasks = [asyncio.create_task(one(part)) for part in parts]
         try:
@@ -219,9 +174,9 @@ class RemoteRetriever:
         if len(fingerprints) > 1:
             raise RetrievalError(f"{self.url}: the server's index was replaced during a search. Search again.")
         fingerprint = fingerprints.pop()
-        if self._settings.expect is not None and fingerprint != self._settings.expect:
+        if self._expect is not None and fingerprint != self._expect:
             raise RetrievalError(
-                f"{self.url}: expected the index {self._settings.expect!r}, the server answers from {fingerprint!r}."
+                f"{self.url}: expected the index {self._expect!r}, the server answers from {fingerprint!r}."
             )
         self._seen_fingerprint = fingerprint or self._seen_fingerprint
         return [hits for part, _ in answers for hits in part], fingerprint
@@ -229,7 +184,7 @@ class RemoteRetriever:
     def _read(self, value: Any, count: int, k: int) -> list[list[Hit]]:
         result = value.get("result") if isinstance(value, dict) else None
         if not isinstance(result, list):
-            raise RetrievalError(f'{self.url}: expected {{"result": [...]}}, got {_excerpt(repr(value)[:1000])}')
+            raise RetrievalError(f'{self.url}: expected {{"result": [...]}}, got {excerpt(repr(value)[:1000])}')
         if len(result) != count:
             raise RetrievalError(f"{self.url}: sent {count} queries, got {len(result)} results.")
         try:
@@ -237,122 +192,22 @@ class RemoteRetriever:
         except ValueError as error:
             raise RetrievalError(f"{self.url}: not an answer of /retrieve: {error}.") from None
 
-    async def _exchange(
-        self, method: str, url: str, body: bytes | None, deadline: float, retries: int
-    ) -> tuple[Any, str | None]:
-        """The JSON value and fingerprint header of a request, tried again as long as attempts and time are left."""
-        for attempt in range(retries + 1):
-            left = deadline - monotonic()
-            try:
-                async with asyncio.timeout(max(left, 0.001)):
-                    return await self._attempt(method, url, body)
-            except TimeoutError:
-                raise RetrievalError(f"{url}: no complete answer before the total deadline (total_seconds).") from None
-            except _Retry as error:
-                wait = self._settings.backoff_seconds * 2**attempt * self._jitter.uniform(0.75, 1.25)
-                wait = error.after_seconds if error.after_seconds is not None else wait
-                tried = f"{url}: {error} (attempt {attempt + 1} of {retries + 1})"
-                if attempt == retries:
-                    raise RetrievalError(tried) from None
-                if monotonic() + wait >= deadline:
-                    raise RetrievalError(f"{tried}; the next attempt would be after total_seconds.") from None
-                await asyncio.sleep(wait)
-        raise AssertionError("unreachable")
-
-    async def _attempt(self, method: str, url: str, body: bytes | None) -> tuple[Any, str | None]:
-        httpx = _httpx()
-        if self._client is None:
-            self._client = self._new_client()
-        try:
-            for _ in range(_MAX_REDIRECTS + 1):
-                async with self._client.stream(method, url, content=body) as response:
-                    if response.is_redirect:
-                        url = self._followed(url, response)
-                        continue
-                    content = bytearray()
-                    async for piece in response.aiter_bytes():
-                        content += piece
-                        if len(content) > self._settings.max_response_bytes:
-                            raise RetrievalError(f"{url}: the answer is larger than max_response_bytes.")
-                    return _checked(url, response, bytes(content))
-        except httpx.TransportError as error:
-            raise _Retry(f"{type(error).__name__}: {error}".rstrip(": ")) from None
-        except httpx.DecodingError as error:
-            raise RetrievalError(f"{url}: the answer's encoding is broken ({error}).") from None
-        raise RetrievalError(f"{self.url}: more than {_MAX_REDIRECTS} redirects.")
-
-    def _new_client(self) -> Any:
-        httpx = _httpx()
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
-        settings = self._settings
-        return httpx.AsyncClient(
-            headers=headers,
-            timeout=httpx.Timeout(settings.read_seconds, connect=settings.connect_seconds),
-            follow_redirects=False,
-            trust_env=False,
-        )
-
-    def _followed(self, url: str, response: Any) -> str:
-        """Where a redirect leads, if it stays on the server and keeps the method (307, 308)."""
-        target = urljoin(url, response.headers.get("location", ""))
-        if response.status_code not in (307, 308) or _origin(target) != _origin(url):
-            raise RetrievalError(f"{url}: refused the redirect ({response.status_code}) to {target!r}.")
-        return target
-
     def __repr__(self) -> str:
         return f"RemoteRetriever({self.url!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_settings": self._settings, "_token": self._token, "name": self.name}
+        unpicklable = ("_background", "_client", "_cache")
+        return {name: value for name, value in self.__dict__.items() if name not in unpicklable}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
         self._prepare()
+        self.__dict__.update(state)
 
 
-def _checked(url: str, response: Any, content: bytes) -> tuple[Any, str | None]:
-    status = response.status_code
-    excerpt = _excerpt(content.decode("utf-8", "replace"))
-    if status in RETRY_STATUSES:
-        raise _Retry(f"status {status}: {excerpt}", _retry_after(response.headers.get("retry-after")))
-    if status != 200:
-        raise RetrievalError(f"{url}: status {status}: {excerpt}")
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        raise RetrievalError(f"{url}: status 200, but the body is no JSON: {excerpt}") from None
-    return value, response.headers.get(FINGERPRINT_HEADER)
-
-
-def _excerpt(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _EXCERPT_CHARS else f"{text[:_EXCERPT_CHARS]}..."
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds to wait by a Retry-After header, in either of its forms; None where it is missing or unreadable."""
-    if value is None:
-        return None
-    try:
-        return max(0.0, float(int(value)))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
-    except (ValueError, TypeError):
-        return None
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
+def _search_route(url: str) -> str:
     parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-
-
-def _httpx() -> Any:
-    try:
-        import httpx
-    except ImportError:
-        raise MissingExtraError("httpx", "retrieval", "A remote retriever") from None
-    return httpx
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"RemoteRetriever: expected an http or https address, got {url!r}.")
+    if parts.username or parts.password:
+        raise ValueError("RemoteRetriever: expected an address without user and password; pass token= instead.")
+    return url.rstrip("/") if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/retrieve"

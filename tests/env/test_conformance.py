@@ -20,13 +20,14 @@ import pytest
 from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
+from web_stand_in import StandInWeb
 
 import mempo_env
 from mempo_env.protocols import protocol_names
 from mempo_env.types import StopReason
 
 # Arguments that replace what an environment cannot have in a test, such as a server. Empty: it runs as it is.
-STAND_INS: dict[str, dict] = {}
+STAND_INS: dict[str, dict] = {"MemPO-WebQA-v0": {"dataset": "world", "retriever": StandInWeb()}}
 
 IDS = sorted(name for name, spec in gym.registry.items() if str(spec.entry_point).startswith("mempo_env."))
 CONTEXTS = ("full", "last_step", "last_k:2", "memory_only")

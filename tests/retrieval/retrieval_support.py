@@ -8,7 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,8 @@ def raw_server(handle: Callable[[socket.socket, int], None]) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         stop.set()
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts; closing alone does not
         listener.close()
         for connection in connections:
             connection.close()

@@ -131,7 +131,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, corpus: Corpus
         DenseRetriever(corpus, tmp_path / "d", encoder=HashEncoder(name="other"))
     with pytest.raises(DataError, match="pass it as encoder="):
         DenseRetriever(corpus, tmp_path / "d")
-    with pytest.raises(DataError, match="passages 600, and .* has 599"):
+    with pytest.raises(DataError, match=r"passages 600, and .* has 599"):
         DenseRetriever(corpus_of(make_passages(599), tmp_path / "c2"), tmp_path / "d", encoder=HashEncoder())
     with pytest.raises(DataError, match="checksum"):
         DenseRetriever(corpus_of(make_passages(600, 5), tmp_path / "c3"), tmp_path / "d", encoder=HashEncoder())

@@ -1,4 +1,5 @@
-"""The client against servers that are slow, dead, lying, half-closed, or somewhere else: right hits or a typed error."""
+"""The client against servers that are slow, dead, lying, half-closed, or somewhere else: right hits or a typed
+error."""
 
 from __future__ import annotations
 
