@@ -17,6 +17,7 @@ import typer
 #: name -> (module, what it measures)
 BENCHMARKS = {
     "env": ("benchmarks.env_speed", "steps per second of the environments, beside other suites"),
+    "world": ("benchmarks.world_speed", "articles and questions per second of the encyclopedia, and its memory"),
     "credit": ("benchmarks.credit_speed", "tokens per second of memory credit, with and without shared prefixes"),
     "retrieval": ("benchmarks.retrieval_speed", "queries per second and recall of the retrievers"),
     "train": ("benchmarks.train_speed", "tokens per second of one training step"),

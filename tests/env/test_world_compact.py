@@ -16,7 +16,7 @@ def test_the_vocabulary_is_small_and_closed() -> None:
     assert len(words) == len(set(words)) <= 150
     known = set(words)
     used: Counter[str] = Counter()
-    for world in (World(register="compact"), World(5000, 1, "compact", max_hops=4)):
+    for world in (World(500, 0, "compact"), World(2804, 1, "compact", max_hops=4)):
         for split in SPLITS:
             for p in world.iter_passages(split):
                 used.update(f"{p.title} {p.text}".split())
@@ -27,7 +27,7 @@ def test_the_vocabulary_is_small_and_closed() -> None:
     assert set(used) == known, "every word is used and every used word is known"
 
 
-@pytest.mark.parametrize(("size", "syllables"), [(200, 2), (2803, 2), (2804, 3), (20000, 3)])
+@pytest.mark.parametrize(("size", "syllables"), [(200, 2), (2803, 2), (2804, 3), (9000, 3)])
 def test_no_name_is_another_in_a_different_order(size: int, syllables: int) -> None:
     world = World(size=size, register="compact")
     bags = Counter(frozenset(p.title.split()) for split in SPLITS for p in world.iter_passages(split))

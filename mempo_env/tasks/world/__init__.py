@@ -39,9 +39,9 @@ class World:
             (compact).
 
     Splits are separate worlds: no name of "train", with any seed and size, occurs in "dev" or "test", with any seed
-    and size (compact worlds: with names of the same length). Articles and questions are computed when read, each from
-    its number alone, so a world of a million articles takes no more memory than one of 200. Two plain questions are
-    asked per article, and up to four compact ones.
+    and size. Articles and questions are computed when read, each from its number alone, so a world of a million
+    articles takes no more memory than one of 200. Two plain questions are asked per article, and up to four compact
+    ones.
 
     A question's `kind` names its sort and its number of links: "bridge-2", "numeric-3", "date-1" (chains that end in
     an entity, a number, a date), "comparison-2", "intersection-2", "yesno-4". Compact worlds have the first two sorts.

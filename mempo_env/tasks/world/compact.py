@@ -11,7 +11,9 @@ syllables give 4,005 names: train has seven of ten, dev and test have the rest; 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from functools import lru_cache
 from math import comb
 from typing import NamedTuple
 
@@ -24,6 +26,7 @@ from mempo_env.types import Evidence, Passage, Question
 # 90 syllables, without those that are English words: search engines leave the common ones out.
 _WORDS = ("be", "do", "go", "he", "hi", "me", "no", "so", "to", "we")
 SYLLABLES = tuple(s for s in (c + v for c in "bcdfghjklmnpqrstvwyz" for v in "aeiou") if s not in _WORDS)
+_CHOOSE = [[comb(c, k) for c in range(len(SYLLABLES) + 1)] for k in range(4)]  # [k][c]
 PER_ARTICLE = 4
 _SHARES = {"train": (0, 70), "dev": (70, 85), "test": (85, 100)}  # per cent of the names
 _SMALLER = 5  # dev and test have a fifth of train's articles
@@ -86,10 +89,8 @@ class _Names:
         chosen = []
         rest = number
         for k in range(self._syllables, 0, -1):  # the combinatorial number system: largest c with comb(c, k) <= rest
-            c = k - 1
-            while comb(c + 1, k) <= rest:
-                c += 1
-            rest -= comb(c, k)
+            c = bisect_right(_CHOOSE[k], rest) - 1
+            rest -= _CHOOSE[k][c]
             chosen.append(c)
         turn = draw(self._turn, number) % self._syllables
         return " ".join(SYLLABLES[c] for c in (*chosen[turn:], *chosen[:turn]))
@@ -106,8 +107,8 @@ class CompactVolume:
     def __init__(self, name: str, split: str, size: int, seed: int, min_hops: int, max_hops: int) -> None:
         self.articles = size if split == "train" else size // _SMALLER
         two = all(_capacity(2, s) >= (size if s == "train" else size // _SMALLER) for s in SPLITS)
-        self._names = _Names(2 if two else 3, split, seed)
-        self._name, self._ids = name, f"{name}/{split}"
+        names = _Names(2 if two else 3, split, seed)
+        self._dataset, self._ids = name, f"{name}/{split}"
         firms = self.articles // 5
         cities = self.articles // 5
         rivers = self.articles // 10
@@ -117,6 +118,8 @@ class CompactVolume:
             "city": cities,
             "river": rivers,
         }
+        self._before = {kind: sum(self._counts[k] for k in _KINDS[:at]) for at, kind in enumerate(_KINDS)}
+        self._name_of = lru_cache(maxsize=8192)(names)  # bounded, so memory stays flat
         self._key = key_of("compact", seed, split)
         self._keys = {r: key_of(self._key, r) for r in _RELATIONS}
         self._plans = key_of(self._key, "plans")
@@ -168,7 +171,7 @@ class CompactVolume:
             answers=(links[-1].answer,),
             evidence=tuple(links),
             kind=f"{sort}-{len(links)}",
-            dataset=self._name,
+            dataset=self._dataset,
         )
 
     def _plan(self, index: int) -> tuple[_Entity, tuple[str, ...]]:
@@ -197,8 +200,7 @@ class CompactVolume:
         raise IndexError(f"This world has {self.articles} articles.")
 
     def _title(self, entity: _Entity) -> str:
-        kinds = _KINDS[: _KINDS.index(entity.kind)]
-        return self._names(entity.number + sum(self._counts[kind] for kind in kinds))
+        return self._name_of(entity.number + self._before[entity.kind])
 
     def _id(self, entity: _Entity) -> str:
         return f"{self._ids}/{entity.kind}-{entity.number}"
