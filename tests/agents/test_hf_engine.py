@@ -270,6 +270,35 @@ def test_a_slot_ends_where_the_model_closes_it():
     assert row.unread == 0
 
 
+class Led(GuidedRow):
+    """Samples the given tokens first, then freely."""
+
+    script = ()
+
+    def restriction(self):
+        if self.script and not self._branches:
+            token, self.script = self.script[0], self.script[1:]
+            return decoding.Restriction(allow=(token,))
+        return super().restriction()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_what_is_taken_back_is_as_if_it_had_never_been_read(kind):
+    engine = make_tiny_engine(kind)
+    vocabulary = GuidedVocabulary(engine.tokenizer, engine.end_ids)
+    rows = []
+    for seed, text in enumerate(["Oslo", "Ada Berg was born", ""]):
+        row = Led(vocabulary, get_protocol("mempo").plan(), engine.encode(requests()[seed].messages), seed, 100)
+        row.script = (*encode(text), *encode("</mem>"))
+        rows.append(row)
+    decoding.decode(engine.model, rows, 1.0)
+    for row, text in zip(rows, ["Oslo", "Ada Berg was born", ""], strict=True):
+        made = engine._generation(row)
+        assert made.text.startswith(f"<mem>{text}</mem>\n<think>")
+        expected = true_logprobs(engine.model, made)
+        assert np.allclose(made.logprobs[made.policy_mask], expected[made.policy_mask], atol=2e-4)
+
+
 def test_a_required_slot_cannot_begin_with_its_end():
     row = guided_row()
     row.take(2, -1.0)

@@ -55,7 +55,7 @@ def test_more_than_ten_turns_all_count():
 def test_a_failed_episode_is_counted_and_not_scored():
     good = make_trajectory([make_step(10, 5)])
     failed = make_trajectory(
-        [make_step(30, 5)], task_id="u", reward=math.nan, em=(), f1=(), reward_parts={}, answer=None,
+        [make_step(30, 5)], task_id="u", reward=math.nan, em=(0.0,), f1=(0.0,), reward_parts={}, answer=None,
         stop_reason=StopReason.FAILED, error="no server",
     )  # fmt: skip
     cell = summarise([good, failed])
