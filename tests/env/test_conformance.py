@@ -252,8 +252,8 @@ def fingerprint() -> str:
 
 
 def test_processes_with_different_hash_seeds_agree(request):
-    folder = str(request.path.parent)
-    script = f"import sys; sys.path.insert(0, {folder!r}); import test_conformance as t; print(t.fingerprint())"
+    folders = [str(request.path.parent), str(request.path.parents[1])]
+    script = f"import sys; sys.path[:0] = {folders!r}; import test_conformance as t; print(t.fingerprint())"
     prints = [
         subprocess.run(
             [sys.executable, "-c", script],
