@@ -74,7 +74,7 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 torn = " The line has no end: a run was killed while writing; resume_trajectories drops it."
-                yield _read_line(line, f"{path}, line {number}", "" if line.endswith(b"\n") else torn)
+                yield read_line(line, f"{path}, line {number}", "" if line.endswith(b"\n") else torn)
 
 
 def resume_trajectories(path: str | Path) -> list[Trajectory]:
@@ -179,7 +179,8 @@ def from_record(record: dict[str, Any]) -> Trajectory:
     )
 
 
-def _read_line(line: bytes, where: str, hint: str) -> Trajectory:
+def read_line(line: bytes, where: str, hint: str = "") -> Trajectory:
+    """One line as a trajectory. DataError begins with `where` and ends with `hint`."""
     try:
         record = json.loads(line)
     except ValueError as error:  # bad JSON or bad UTF-8
