@@ -62,7 +62,9 @@ def clipped_surrogate(
     return terms * mask
 
 
-def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kind: KL = "k3") -> Tensor:
+def kl_divergence(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kind: KL = "k3", *, old_logprobs: Tensor | None = None
+) -> Tensor:
     """An estimate of KL(policy || reference) per sampled token: [R, T], 0 where masked.
 
     With d = logprobs - ref_logprobs: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, low variance),
@@ -70,7 +72,9 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kind: KL
 
     These are values. As a loss, tokens held fixed and on-policy, their gradients are in expectation: of k1 zero; of k2
     the gradient of KL(policy || reference); of k3 that of KL(reference || policy). So k1 belongs in a reward, and k2
-    is the one to minimise; k3 is what most GRPO code does.
+    is the one to minimise; plain k3 is what most GRPO code does. With `old_logprobs`, those of the policy that sampled,
+    each term is weighed by the ratio of the two policies: then k1 and k3 are unbiased off-policy, and their gradients
+    are that of KL(policy || reference) (TRL's default).
     """
     mask = _same_shape(logprobs, mask)
     difference = _kept(logprobs, mask) - _kept(ref_logprobs, mask).detach()
@@ -82,6 +86,8 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kind: KL
         terms = torch.expm1(-difference) + difference
     else:
         raise ValueError(f"kind must be 'k1', 'k2' or 'k3', got {kind!r}.")
+    if old_logprobs is not None:
+        terms = terms * (_kept(logprobs, mask) - _kept(old_logprobs, mask).detach()).exp()
     return terms * mask
 
 

@@ -167,9 +167,16 @@ def test_kl_expectations_and_gradients():
     (true_gradient,) = torch.autograd.grad(true, logits, retain_graph=True)
     (forward_gradient,) = torch.autograd.grad(forward, logits, retain_graph=True)
     probabilities = logp.exp().detach()
-    expected = {"k1": torch.zeros(5), "k2": true_gradient, "k3": forward_gradient}
-    for kind, want in expected.items():
-        terms = kl_divergence(logp[None], log_ref[None], torch.ones(1, 5), kind)[0]
+    old = logp.detach()[None]
+    expected = [
+        ("k1", None, torch.zeros(5)),
+        ("k2", None, true_gradient),
+        ("k3", None, forward_gradient),
+        ("k1", old, true_gradient),
+        ("k3", old, true_gradient),
+    ]
+    for kind, sampled_with, want in expected:
+        terms = kl_divergence(logp[None], log_ref[None], torch.ones(1, 5), kind, old_logprobs=sampled_with)[0]
         (gradient,) = torch.autograd.grad((probabilities * terms).sum(), logits, retain_graph=True)
         torch.testing.assert_close(gradient, want, atol=1e-6, rtol=0)
         if kind != "k2":

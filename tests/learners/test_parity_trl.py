@@ -87,11 +87,14 @@ def test_advantages(make_trainer, scale):
     np.testing.assert_allclose(got.reshape(-1).numpy(), np.concatenate(want), atol=1e-5)
 
 
+@pytest.mark.parametrize("weighed_kl", [False, True])
 @pytest.mark.parametrize(
     ("loss_type", "aggregation"), [("dapo", "token"), ("grpo", "sequence"), ("dr_grpo", "constant")]
 )
-def test_loss_and_gradient(make_trainer, loss_type, aggregation):
-    trainer = make_trainer(loss_type=loss_type, beta=0.0, epsilon=0.2, epsilon_high=0.28)
+def test_loss_and_gradient(make_trainer, loss_type, aggregation, weighed_kl):
+    trainer = make_trainer(
+        loss_type=loss_type, beta=0.0, use_bias_correction_kl=weighed_kl, epsilon=0.2, epsilon_high=0.28
+    )
     trainer.beta = 0.05  # set afterwards: the constructor would look for the reference model on the hub
     trainer.current_gradient_accumulation_steps = 1
     model, data = trainer.model.train(), rows()
@@ -103,8 +106,9 @@ def test_loss_and_gradient(make_trainer, loss_type, aggregation):
     ids = torch.cat([data["prompt_ids"], data["completion_ids"]], dim=1)
     logp = token_logprobs(model(ids).logits[:, 3:-1], data["completion_ids"])
     mask = data["completion_mask"].bool()
+    old = data["old_per_token_logps"] if weighed_kl else None
     terms = clipped_surrogate(logp, data["old_per_token_logps"], data["advantages"], mask, clip_low=0.2, clip_high=0.28)
-    terms = terms + 0.05 * kl_divergence(logp, data["ref_per_token_logps"], mask, "k3")
+    terms = terms + 0.05 * kl_divergence(logp, data["ref_per_token_logps"], mask, "k3", old_logprobs=old)
     ours = aggregate(terms, mask, row_scales(mask, aggregation=aggregation, constant=6))
     ours.backward()
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,86 @@
+"""Credit on disk: the figures of a `CreditReport` and the probabilities that they come from, as one JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mempo_agents.learners.diagnostics import CreditReport
+from mempo_agents.learners.memory_reward import MemoryScores
+from mempo_agents.trajectory import Group, Trajectory
+from mempo_env.errors import DataError
+
+SCHEMA_VERSION = 1
+
+
+def groups_of(trajectories: Iterable[Trajectory]) -> list[Group]:
+    """Trajectories of one task and policy belong together, in the order of their samples; groups as first seen."""
+    found: dict[tuple[str, str], list[Trajectory]] = {}
+    for trajectory in trajectories:
+        found.setdefault((trajectory.task_id, trajectory.policy), []).append(trajectory)
+    return [Group(task, tuple(sorted(members, key=lambda t: t.sample))) for (task, _), members in found.items()]
+
+
+def write_report(
+    path: Path,
+    report: CreditReport,
+    groups: Sequence[Group],
+    scored: Sequence[Sequence[MemoryScores]],
+    source: Mapping[str, Any],
+) -> None:
+    """Write the figures, what they were computed with, and P(answer | ...) of every step; unknown is null."""
+    rows = [
+        {
+            "task_id": trajectory.task_id,
+            "policy": trajectory.policy,
+            "sample": trajectory.sample,
+            "p_memory": [_number(p) for p in scores.memory_S],
+            "p_history": [_number(p) for p in scores.history_S],
+            "rewarded": scores.rewarded_S.tolist(),
+        }
+        for group, group_scores in zip(groups, scored, strict=True)
+        for trajectory, scores in zip(group.trajectories, group_scores, strict=True)
+    ]
+    record = {"schema_version": SCHEMA_VERSION, "source": dict(source), "report": asdict(report), "scores": rows}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_scores(path: Path, groups: Sequence[Group]) -> tuple[list[list[MemoryScores]], dict[str, Any]]:
+    """The scores that `write_report` wrote, for these groups, and what they were computed with.
+
+    Raises DataError for another file, or one without the scores of a trajectory.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        rows = {(row["task_id"], row["policy"], row["sample"]): row for row in record["scores"]}
+        source, version = dict(record["source"]), record["schema_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a file that `mempo credit --json` wrote: {error!r}.") from None
+    if version != SCHEMA_VERSION:
+        raise DataError(f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}.")
+    return [[_scores(path, rows, trajectory) for trajectory in group.trajectories] for group in groups], source
+
+
+def _scores(path: Path, rows: Mapping[tuple[str, str, int], Mapping[str, Any]], trajectory: Trajectory) -> MemoryScores:
+    key = (trajectory.task_id, trajectory.policy, trajectory.sample)
+    row = rows.get(key)
+    if row is None or len(row["p_memory"]) != len(trajectory.steps):
+        raise DataError(
+            f"{path} has no scores for sample {key[2]} of task {key[0]!r} with {len(trajectory.steps)} steps."
+        )
+    memory_S, history_S = (
+        np.array([math.nan if p is None else p for p in row[name]], dtype=np.float64)
+        for name in ("p_memory", "p_history")
+    )
+    return MemoryScores(memory_S, history_S, np.array(row["rewarded"], dtype=bool))
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
