@@ -42,6 +42,9 @@ def run(
     ] = "cpu",
     rows: Annotated[str | None, typer.Option(help="Index only these rows of the corpus, FIRST:STOP (a shard).")] = None,
     keep_embeddings: Annotated[bool, typer.Option(help="Keep the vectors, from which hits are ranked again.")] = True,
+    reuse: Annotated[
+        Path | None, typer.Option(help="Take the vectors of this folder's dense index, to try another factory.")
+    ] = None,
     sample: Annotated[int, typer.Option(min=0, help="Queries on which recall is measured; 0 for none.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of training rows and of the recall sample.")] = 0,
     estimate: Annotated[bool, typer.Option("--estimate", help="Say what an index would need, and stop.")] = False,
@@ -86,6 +89,7 @@ def run(
                 rows=span,
                 devices=tuple(devices.split(",")),
                 keep_embeddings=keep_embeddings,
+                reuse=reuse / "dense" if reuse is not None else None,
                 sample=sample,
                 seed=seed,
                 overwrite=overwrite,

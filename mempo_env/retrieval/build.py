@@ -6,6 +6,7 @@ command again after a crash or a kill, and it goes on where it was.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from mempo_env.errors import DataError
 from mempo_env.retrieval import storage
 from mempo_env.retrieval.bm25_disk import check_rows
 from mempo_env.retrieval.corpus import Corpus
-from mempo_env.retrieval.dense import EMBEDDINGS, SCORE_DECIMALS, DenseRetriever
+from mempo_env.retrieval.dense import EMBEDDINGS, SCORE_DECIMALS, DenseRetriever, load_embeddings
 from mempo_env.retrieval.encoders import Encoder, get_encoder
 from mempo_env.retrieval.encoding import DONE, PLAN, EncodingJob, Progress, encode, prepare, truncated_total
 from mempo_env.retrieval.vectors import (
@@ -72,6 +74,7 @@ def build_dense(
     rows: tuple[int, int] | None = None,
     devices: Sequence[str] = ("cpu",),
     keep_embeddings: bool = True,
+    reuse: str | Path | None = None,
     sample: int = 200,
     seed: int = 0,
     shard_rows: int = SHARD_ROWS,
@@ -86,7 +89,8 @@ def build_dense(
         factory: a FAISS factory string. effort: lists probed or candidates kept; None chooses by the index.
         devices: where to encode, one process each: ("cuda:0", "cuda:1"), or ("cpu", "cpu") for two processes.
         keep_embeddings: keep the float16 vectors beside the index, from which candidates are ranked again.
-        sample: queries (passages' own first words) on which recall against exact search is measured; 0 for none.
+        reuse: the folder of another dense index of the same passages and encoder; its vectors are used, nothing is
+        coded. sample: queries (passages' own first words) on which recall against exact search is measured; 0 for none.
 
     Raises DataError when disk or memory do not suffice, FileExistsError where the folder exists without `overwrite`.
     """
@@ -119,8 +123,12 @@ def build_dense(
         "dimensions": model.dimensions,
         "shard_rows": shard_rows,
     }
-    todo = prepare(job, plan, model.dimensions)
-    encode(job, todo, model, devices if name else devices[:1], progress)
+    if reuse is not None:
+        n_truncated = _take_embeddings(Path(reuse), partial, plan)
+    else:
+        todo = prepare(job, plan, model.dimensions)
+        encode(job, todo, model, devices if name else devices[:1], progress)
+        n_truncated = truncated_total(job)
     embeddings = np.load(partial / EMBEDDINGS, mmap_mode="r", allow_pickle=False)
     _index(embeddings, factory, effort, partial, seed, progress)
     if effort is None:
@@ -138,7 +146,7 @@ def build_dense(
         "effort": effort,
         "seed": seed,
         "keep_embeddings": keep_embeddings,
-        "report": {"n_in": count, "n_out": count, "n_truncated": truncated_total(job)},
+        "report": {"n_in": count, "n_out": count, "n_truncated": n_truncated},
     }
     storage.write_json(partial / storage.MANIFEST, manifest)
     if sample:
@@ -151,10 +159,31 @@ def build_dense(
     storage.write_json(partial / storage.MANIFEST, manifest)
     if not keep_embeddings:
         (partial / EMBEDDINGS).unlink()
-    (partial / PLAN).unlink()
-    shutil.rmtree(partial / DONE)
+    (partial / PLAN).unlink(missing_ok=True)
+    shutil.rmtree(partial / DONE, ignore_errors=True)
     storage.replace_folder(partial, folder)
     return manifest
+
+
+def _take_embeddings(source: Path, partial: Path, plan: dict[str, Any]) -> int:
+    """Link (or copy) the vectors of the index `source` into `partial`; returns its count of truncated passages."""
+    manifest = storage.read_manifest(source, "dense")
+    load_embeddings(source, manifest)
+    there = {**manifest, "encoder": manifest["encoder"]["name"]}
+    different = [key for key in plan if key != "shard_rows" and there[key] != plan[key]]
+    if different:
+        raise DataError(
+            f"{source}: its vectors cannot be used here, they differ in "
+            + ", ".join(f"{key} ({there[key]!r} there, {plan[key]!r} here)" for key in different)
+            + "."
+        )
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        os.link(source / EMBEDDINGS, partial / EMBEDDINGS)
+    except OSError:
+        shutil.copyfile(source / EMBEDDINGS, partial / EMBEDDINGS)
+    return int(manifest["report"]["n_truncated"])
 
 
 def _index(

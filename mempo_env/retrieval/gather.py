@@ -121,7 +121,7 @@ class Gatherer:
     async def _serve(self, batch: list[_Request]) -> None:
         retriever = self.retriever
         try:
-            found = await self._search(retriever, batch)
+            found, fingerprint = await self._search(retriever, batch)
         except Exception as error:
             if len(batch) > 1:
                 # One request's query may be what breaks the search: let the others have their answers.
@@ -132,17 +132,21 @@ class Gatherer:
             return
         for request, hits in zip(batch, found, strict=True):
             if not request.future.done():
-                request.future.set_result(Found(hits, retriever.fingerprint))
+                request.future.set_result(Found(hits, fingerprint))
 
-    async def _search(self, retriever: Retriever, batch: list[_Request]) -> list[list[list[Hit]]]:
+    async def _search(self, retriever: Retriever, batch: list[_Request]) -> tuple[list[list[list[Hit]]], str]:
         loop = asyncio.get_running_loop()
         # Rollouts of one group often ask the same thing at the same time: search it once.
         unique = list(dict.fromkeys(query for request in batch for query in request.queries))
         started = loop.time()
-        results = await loop.run_in_executor(self._pool, retriever.search, unique, batch[0].k)
+        k = batch[0].k
+        # The fingerprint too is asked for in the thread: that of remote shards is a request of its own.
+        results, fingerprint = await loop.run_in_executor(
+            self._pool, lambda: (retriever.search(unique, k), retriever.fingerprint)
+        )
         if self._watch:
             self._watch(len(batch), sum(len(r.queries) for r in batch), loop.time() - started)
         if len(results) != len(unique):
             raise RetrievalError(f"The retriever gave {len(results)} results for {len(unique)} queries.")
         by_query = dict(zip(unique, results, strict=True))
-        return [[by_query[query] for query in request.queries] for request in batch]
+        return [[by_query[query] for query in request.queries] for request in batch], fingerprint

@@ -177,7 +177,7 @@ def create_app(
     async def info(request: Request) -> Response:
         if (refusal := _authorise(request, token)) is not None:
             return refusal
-        return _json(200, service.info())
+        return _json(200, await asyncio.to_thread(service.info))
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:

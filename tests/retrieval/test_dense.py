@@ -150,6 +150,18 @@ def test_embeddings_can_be_left_out(tmp_path: Path, corpus: Corpus) -> None:
     ]
 
 
+def test_vectors_are_coded_once_for_several_indexes(tmp_path: Path, corpus: Corpus) -> None:
+    first, second = HashEncoder(), HashEncoder()
+    build_dense(corpus, tmp_path / "flat", encoder=first, sample=0)
+    build_dense(corpus, tmp_path / "hnsw", encoder=second, factory="HNSW16", reuse=tmp_path / "flat", sample=0)
+    assert second.coded == 0
+    queries = ["w1 w2", "w50 w60"]
+    flat, hnsw = (DenseRetriever(corpus, tmp_path / name, encoder=first) for name in ("flat", "hnsw"))
+    assert hnsw.search(queries, 3) == flat.search(queries, 3)
+    with pytest.raises(DataError, match=r"differ in rows \(\[0, 600\] there, \[0, 10\] here\)"):
+        build_dense(corpus, tmp_path / "part", encoder=first, rows=(0, 10), reuse=tmp_path / "flat", sample=0)
+
+
 def test_pickles_with_its_encoder(tmp_path: Path, corpus: Corpus) -> None:
     retriever = dense(corpus, tmp_path / "d")
     assert pickle.loads(pickle.dumps(retriever)).search(["w1 w2"], 3) == retriever.search(["w1 w2"], 3)
