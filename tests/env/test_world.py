@@ -17,9 +17,9 @@ from mempo_env.retrieval.bm25 import BM25Retriever
 from mempo_env.tasks.dataset import Dataset
 from mempo_env.tasks.load import load_dataset
 from mempo_env.tasks.world import GENERATOR_VERSION, World
-from mempo_env.tasks.world.atlas import COHORTS, KINDS, Atlas, Entity
+from mempo_env.tasks.world.atlas import COHORTS, KINDS, Atlas, Entity, shares
 from mempo_env.tasks.world.hashing import Permutation, draw, key_of
-from mempo_env.tasks.world.names import CITIES, COUNTRIES, FEMALE, MALE, RIVERS, SPLITS, Words
+from mempo_env.tasks.world.names import CITIES, COUNTRIES, FEMALE, MALE, RIVERS, SPLITS, Words, name_spaces
 
 REGISTERS = ("plain", "compact")
 
@@ -276,6 +276,15 @@ def test_one_word_names_of_different_kinds_cannot_be_equal() -> None:
     assert last["c"].isdisjoint(last["r"])
     assert last["c"].isdisjoint(last["l"])
     assert last["r"].isdisjoint(last["l"])
+
+
+def test_there_are_names_enough_for_the_largest_world() -> None:
+    spaces = name_spaces("test", 0)
+    counts = shares(1_000_000)
+    assert sum(counts.values()) == 1_000_000
+    for kind, count in counts.items():
+        for label in ("woman", "man") if kind == "person" else (kind,):
+            assert spaces[label].capacity >= count, label
 
 
 def test_shared_names_occur_and_are_told_apart() -> None:
