@@ -13,11 +13,12 @@ from typing import Annotated
 
 import typer
 
+from mempo_agents.commands import credit, index, play, serve, tasks
 from mempo_agents.commands import eval as eval_command
-from mempo_agents.commands import index, play, serve, tasks
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "eval": eval_command.run,
+    "credit": credit.run,
     "play": play.run,
     "tasks": tasks.run,
     "index": index.run,

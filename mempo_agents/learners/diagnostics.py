@@ -20,6 +20,7 @@ from mempo_agents.learners.memory_reward import Baseline
 from mempo_agents.metrics import bootstrap_interval
 
 QUANTITIES = ("memory_reward", "p_memory", "p_history", "memory_advantage")
+_ROUNDING = 1e-9  # a credit below this is a zero that rounding has touched
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def diagnose(
                 quantities = dict(zip(QUANTITIES, map(float, values), strict=True))
                 records.append((batch.task_id, int(g), s, float(outcome_G[g]), quantities))
     credited = [record for record in records if not math.isnan(record[4]["memory_advantage"])]
-    both = [(a, record["memory_advantage"]) for *_, a, record in credited if a and record["memory_advantage"]]
+    both = [(a, record["memory_advantage"]) for *_, a, record in credited]
+    both = [(a, m) for a, m in both if min(abs(a), abs(m)) > _ROUNDING]
     gaps, gap_tasks = _gaps(credited)
     return CreditReport(
         groups=len(batches),
