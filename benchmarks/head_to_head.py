@@ -97,7 +97,7 @@ def _merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def _run(settings: Settings, out: Path, batch_size: int) -> dict[str, Any]:
     console = Console(stderr=True)
     console.print(f"[dim]{settings.command()} --out {out}[/dim]", soft_wrap=True, highlight=False)
-    with episode_bar(console) as watch:
+    with episode_bar(console, lines=True) as watch:
         results: Mapping[str, Any] = evaluate(settings, out, batch_size=batch_size, watch=watch)
     return dict(results)
 

@@ -14,13 +14,15 @@ Watch = Callable[[str, int, int], None]
 
 
 @contextmanager
-def episode_bar(console: Console) -> Iterator[Watch]:
-    """Yield a `Watch` that draws a bar with the remaining time, or nothing when `console` is no terminal.
+def episode_bar(console: Console, *, lines: bool = False) -> Iterator[Watch]:
+    """Yield a `Watch` that draws a bar with the remaining time on a terminal.
+
+    Elsewhere it is silent, or with `lines` prints a line whenever the label changes, so that a log shows where it is.
 
     Episodes that were done before (a run that continues) set the bar's start and do not count for its speed.
     """
     if not console.is_terminal:
-        yield lambda label, done, total: None
+        yield _line_printer(console) if lines else lambda label, done, total: None
         return
     from rich.progress import (
         BarColumn,
@@ -50,3 +52,15 @@ def episode_bar(console: Console) -> Iterator[Watch]:
             progress.update(task, description=label, completed=done, total=total)
 
         yield watch
+
+
+def _line_printer(console: Console) -> Watch:
+    last = None
+
+    def watch(label: str, done: int, total: int) -> None:
+        nonlocal last
+        if label != last:
+            console.print(f"{label} ({done} of {total} episodes done)", highlight=False)
+            last = label
+
+    return watch
