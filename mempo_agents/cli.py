@@ -21,6 +21,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "credit": credit.run,
     "play": play.run,
     "tasks": tasks.run,
+    "credit": credit.run,
     "index": index.run,
     "serve": serve.run,
 }
