@@ -17,9 +17,10 @@ from mempo_env.retrieval.bm25 import BM25Retriever
 from mempo_env.tasks.dataset import Dataset
 from mempo_env.tasks.load import load_dataset
 from mempo_env.tasks.world import GENERATOR_VERSION, World
-from mempo_env.tasks.world.atlas import COHORTS, KINDS, Atlas, Entity, shares
+from mempo_env.tasks.world.atlas import COHORTS, Atlas
 from mempo_env.tasks.world.hashing import Permutation, draw, key_of
 from mempo_env.tasks.world.names import CITIES, COUNTRIES, FEMALE, MALE, RIVERS, SPLITS, Words, name_spaces
+from mempo_env.tasks.world.schema import KINDS, Entity, shares
 
 REGISTERS = ("plain", "compact")
 

@@ -15,10 +15,10 @@ import pytest
 
 from mempo_env.tasks.world import World
 from mempo_env.tasks.world.articles import mention
-from mempo_env.tasks.world.atlas import RELATIONS
 from mempo_env.tasks.world.phrases import ASK, COMPARE, CONDITION, NOUN, SAME, THE_ONE, WHO
 from mempo_env.tasks.world.plain import PlainVolume
-from mempo_env.tasks.world.questions import Chain, Comparison, Intersection, Plan, SameValue
+from mempo_env.tasks.world.plans import Chain, Comparison, Intersection, Plan, SameValue
+from mempo_env.tasks.world.schema import RELATIONS
 
 WORLDS = [(200, 0), (317, 1), (500, 0)]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from mempo_env.tasks.world.atlas import ARTS, RELATIONS_OF, Atlas, Date, Entity, Number, Value, Year
+from mempo_env.tasks.world.atlas import Atlas
+from mempo_env.tasks.world.schema import ARTS, RELATIONS_OF, Date, Entity, Number, Value, Year
 from mempo_env.tasks.world.wordings import BLOCKS, COLOUR, MERGED, SHOWN, Block
 
 _HER = ("he=she", "his=her", "him=her", "He=She", "His=Her", "man=woman", "child=daughter", "other_spouse=husband")

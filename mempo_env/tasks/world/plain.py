@@ -5,7 +5,8 @@ from __future__ import annotations
 from mempo_env.tasks.world.articles import article
 from mempo_env.tasks.world.atlas import Atlas
 from mempo_env.tasks.world.hashing import Permutation, key_of
-from mempo_env.tasks.world.questions import PER_ARTICLE, Plan, Questioner, aliases, passage_id
+from mempo_env.tasks.world.plans import PER_ARTICLE, Plan, Planner
+from mempo_env.tasks.world.questions import Questioner, aliases, passage_id
 from mempo_env.tasks.world.volume import Fact
 from mempo_env.types import Passage, Question
 
@@ -18,7 +19,8 @@ class PlainVolume:
         self.questions = PER_ARTICLE * size
         self.atlas = Atlas(size, seed, split)
         self._name, self._ids = name, f"{name}/{split}"
-        self._questioner = Questioner(self.atlas, self._ids, min_hops, max_hops)
+        self._planner = Planner(self.atlas, min_hops, max_hops)
+        self._questioner = Questioner(self.atlas, self._planner, self._ids)
         self._order = Permutation(key_of("world", seed, split, "questions"), self.questions)
 
     def passage(self, index: int) -> Passage:
@@ -39,7 +41,7 @@ class PlainVolume:
 
     def plan(self, index: int) -> Plan:
         """What question `index` asks, without words."""
-        return self._questioner.plan(*divmod(self._order(index), PER_ARTICLE))
+        return self._planner.plan(*divmod(self._order(index), PER_ARTICLE))
 
     def question(self, index: int) -> Question:
         asked = self._questioner.ask(self.plan(index), self.atlas.draw("question wording", index))
