@@ -117,6 +117,7 @@ class _Row:
             messages=self.episode.messages,
             seed=step_seed(seed, self.task.id, self.sample, len(self.steps)),
             task=self.task,
+            last_step=len(self.episode.turns) + 1 >= self.episode.max_steps,
         )
 
     def trajectory(self, policy: Policy, seed: int) -> Trajectory:

@@ -16,12 +16,14 @@ from mempo_env.types import Message, Task
 class Request:
     """One response to sample. `seed` alone decides the sample, whatever else is in the batch.
 
-    `task` is for scripted engines, which play from the task's evidence; language models ignore it.
+    `task` is for scripted engines, which play from the task's evidence; language models ignore it. `last_step` says
+    that the episode ends with this response, so that only an answer counts: guided decoding then offers nothing else.
     """
 
     messages: tuple[Message, ...]
     seed: int
     task: Task | None = None
+    last_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ decides a choice are, with their log-probability under full support, although th
 left less than everything. The tokens with which the model closed a slot are dropped, and what was read of them is
 masked out.
 
+On an episode's last step the plan is that of an answer: a search would never be read.
+
 A choice is made where the openings of the branches first differ: among the tokens that are possible there, by the
 model's own probabilities. So a long opening is not less likely than a short one, as it would be by total probability.
 """

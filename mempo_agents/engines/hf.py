@@ -123,7 +123,7 @@ class HFEngine:
         if sampling.guided:
             if self._vocabulary is None:
                 self._vocabulary = GuidedVocabulary(self.tokenizer, self.end_ids)
-            plan = protocol.plan()
+            plan = protocol.plan("answer" if request.last_step else None)
             if room == sampling.max_new_tokens or room >= sum(cost(self._vocabulary, plan)):
                 return GuidedRow(self._vocabulary, plan, prompt_ids, request.seed, room)
             room = 0

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -232,6 +233,15 @@ def test_guided_steps_are_always_well_formed(tiny_engine, name, temperature):
         assert decode_text(tiny_engine.tokenizer, generation.response_ids) == generation.text
     if temperature == 1.0:
         assert {str(protocol.parse(g.text).kind) for g in made} == {"search", "answer"}
+
+
+@pytest.mark.parametrize("name", protocol_names())
+def test_guided_last_steps_are_answers(tiny_engine, name):
+    protocol = get_protocol(name)
+    last = [replace(request, last_step=True) for request in requests((2, 5) * 6)]
+    for generation in tiny_engine.generate(last, protocol, Sampling(100, 1.0, guided=True)):
+        action = protocol.parse(generation.text, generation.finish_reason)
+        assert (str(action.kind), action.format_valid) == ("answer", True)
 
 
 def test_what_guidance_forces_is_not_the_policys(tiny_engine):

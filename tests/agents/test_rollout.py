@@ -324,3 +324,16 @@ def test_random_steps_come_in_many_forms():
     assert 0.3 < np.mean([step.format_valid for step in steps]) < 0.8
     tidy = play(get_policy("mempo", RandomEngine(well_formed=1.0)), TASKS, samples=2)
     assert all(step.format_valid for row in tidy.values() for step in row.steps)
+
+
+def test_the_engine_is_told_which_step_is_the_last():
+    seen = []
+
+    class Listening(OracleEngine):
+        def respond(self, request, protocol):
+            seen.append(request.last_step)
+            return super().respond(request, protocol)
+
+    (trajectory,) = rollout(get_policy("react", Listening()), [TASK], env_kwargs=env_kwargs(max_steps=2))
+    assert seen == [False, True][: len(trajectory.steps)]
+    assert len(trajectory.steps) == 2
