@@ -1,0 +1,320 @@
+"""Indexes and servers at growing sizes: build time, disk, memory, queries a second, recall, and latency under load.
+
+    python -m benchmarks.performance retrieval --passages 100000 --folder DIR --json FILE
+    python -m benchmarks.performance retrieval --passages 1000000 --folder DIR --json FILE     (hours on two cores)
+    python -m benchmarks.performance retrieval --quick
+
+Passages are articles of the procedural world, queries are the searches of its questions. Each cell runs in a process of
+its own and is written to DIR/cells.jsonl when it is done: the same command goes on where it stopped. Vectors come from
+`benchmarks.projection_encoder` unless --encoder names a model: times, sizes and memory do not depend on what the
+vectors mean, recall does.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import multiprocessing
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import benchmarks.projection_encoder  # noqa: F401  registers the encoder "projection"
+from benchmarks.load import load
+from mempo_agents.provenance import git_revision, machine_class, versions
+
+CLIENTS = (1, 16, 128)
+TOP_K = 3
+
+
+def run(
+    passages: Annotated[int, typer.Option(min=1000, help="Passages of the world.")] = 100_000,
+    encoder: Annotated[str, typer.Option(help="projection, minilm, or a sentence-transformers model.")] = "projection",
+    folder: Annotated[Path | None, typer.Option(help="Where indexes and finished cells are kept.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the results here, and a table beside it (.md).")] = None,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Length of each load test.")] = 10.0,
+    quick: Annotated[bool, typer.Option("--quick", help="2,000 passages and one second a load test.")] = False,
+) -> None:
+    """Build, measure, print, and write."""
+    if quick:
+        passages, seconds = min(passages, 2000), min(seconds, 1.0)
+    with tempfile.TemporaryDirectory() as temporary:
+        base = (folder or Path(temporary)) / f"{encoder.replace('/', '_')}-{passages}"
+        base.mkdir(parents=True, exist_ok=True)
+        cells = _Cells(base / "cells.jsonl")
+        for name, cell in plan(base, passages, encoder, seconds):
+            cells.run(name, cell)
+        rows = cells.rows
+    text = table(rows, passages, encoder)
+    print(text)
+    if json is not None:
+        command = shlex.join(["python", "-m", "benchmarks.performance", "retrieval", *sys.argv[2:]])
+        result = {
+            "schema_version": 1,
+            "command": command,
+            "passages": passages,
+            "encoder": encoder,
+            "machine": machine_class(),
+            "versions": versions(),
+            "git": git_revision(),
+            "threads": os.environ.get("OMP_NUM_THREADS"),
+            "cells": rows,
+        }
+        json.parent.mkdir(parents=True, exist_ok=True)
+        json.write_text(json_module.dumps(result, indent=1) + "\n", encoding="utf-8")
+        json.with_suffix(".md").write_text(f"# Retrieval speed\n\n`{command}`\n\n{text}\n", encoding="utf-8")
+
+
+def plan(base: Path, passages: int, encoder: str, seconds: float) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
+    """The cells in order: what to build, then what to measure on it."""
+    lists = max(16, 1024 if passages <= 200_000 else 4096) if passages >= 50_000 else max(16, passages // 100)
+    factories = {
+        "flat": "Flat",
+        "hnsw": "HNSW32",
+        "ivf-sq8": f"IVF{lists}_HNSW32,SQ8" if lists >= 1024 else f"IVF{lists},SQ8",
+        "ivf-pq": f"IVF{lists},PQ48x{8 if passages >= 10_000 else 4}",  # 256 centroids want 10,000 vectors
+    }
+    steps: list[tuple[str, Callable[[], dict[str, Any]]]] = [
+        ("corpus", lambda: _alone(build_world, str(base), passages)),
+        ("build bm25", lambda: _alone(build_lexical, str(base))),
+    ]
+    for name, factory in factories.items():
+        steps.append((f"build {name}", lambda n=name, f=factory: _alone(build_vectors, str(base), n, f, encoder)))  # type: ignore[misc]
+    for name in ("bm25", *factories):
+        steps.append((f"search {name}", lambda n=name: _alone(search_speed, str(base), n, passages)))  # type: ignore[misc]
+    for name in ("flat", "ivf-sq8", "bm25"):
+        for style in ("gathering", "one by one", "plain"):
+            cell = lambda n=name, s=style: serve_speed(base, n, s, passages, seconds)  # noqa: E731
+            steps.append((f"serve {name} {style}", cell))
+    return steps
+
+
+class _Cells:
+    """Finished cells as JSON lines; a cell that is there is not run again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.rows: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                row = json_module.loads(line)
+                self.rows[row.pop("cell")] = row
+
+    def run(self, name: str, cell: Callable[[], dict[str, Any]]) -> None:
+        if name in self.rows:
+            return
+        started = time.perf_counter()
+        row = cell()
+        row["wall_seconds"] = round(time.perf_counter() - started, 1)
+        self.rows[name] = row
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json_module.dumps({"cell": name, **row}) + "\n")
+        print(f"{name}: {row}", file=sys.stderr, flush=True)
+
+
+def _alone(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Run in a fresh process, so that its memory is its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def _folder(base: str | Path, index: str) -> Path:
+    """A folder for each index, as `mempo serve` wants it; they share one corpus by a link."""
+    folder = Path(base) / ("store" if index == "bm25" else index)
+    folder.mkdir(exist_ok=True)
+    if not (folder / "corpus").exists() and index != "corpus":
+        (folder / "corpus").symlink_to(Path(base).resolve() / "corpus")
+    return folder
+
+
+def _disk(folder: Path) -> int:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+
+
+def _memory(pid: int | str = "self") -> dict[str, float]:
+    """Resident memory in MiB: all of it, and the part that is no mapped file."""
+    found = {}
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key in ("VmRSS", "RssAnon", "VmHWM"):
+            found[key] = int(value.split()[0]) / 1024
+    return {
+        "resident_mib": round(found["VmRSS"], 1),
+        "anonymous_mib": round(found["RssAnon"], 1),
+        "peak_mib": round(found["VmHWM"], 1),
+    }
+
+
+def build_world(base: str, passages: int) -> dict[str, Any]:
+    from mempo_env.retrieval.corpus import Corpus, build_corpus
+    from mempo_env.retrieval.sources import read_source
+
+    started = time.perf_counter()
+    source = f"world:size={passages}"
+    report = build_corpus(read_source(source), Path(base) / "corpus", source=source, overwrite=True)
+    built = time.perf_counter() - started
+    started = time.perf_counter()
+    corpus = Corpus(Path(base) / "corpus")
+    opened = time.perf_counter() - started
+    started = time.perf_counter()
+    step = max(1, len(corpus) // 10_000)
+    fetched = sum(len(corpus[row].id) > 0 for row in range(0, len(corpus), step))
+    return {
+        "passages": report.n_out,
+        "duplicates": report.n_duplicates,
+        "build_seconds": round(built, 2),
+        "open_ms": round(1000 * opened, 2),
+        "fetch_us": round(1e6 * (time.perf_counter() - started) / fetched, 2),
+        "disk_mib": round(_disk(Path(base) / "corpus") / 2**20, 1),
+        **_memory(),
+    }
+
+
+def build_lexical(base: str) -> dict[str, Any]:
+    from mempo_env.retrieval.bm25_disk import build_bm25
+    from mempo_env.retrieval.corpus import Corpus
+
+    folder = _folder(base, "bm25")
+    manifest = build_bm25(Corpus(folder / "corpus"), folder / "bm25", overwrite=True)
+    size = _disk(folder / "bm25")
+    return {"build_seconds": manifest["build_seconds"], "disk_mib": round(size / 2**20, 1), **_memory()}
+
+
+def build_vectors(base: str, name: str, factory: str, encoder: str) -> dict[str, Any]:
+    from mempo_env.retrieval.build import build_dense
+    from mempo_env.retrieval.corpus import Corpus
+
+    folder = _folder(base, name)
+    reuse = None if name == "flat" else Path(base) / "flat" / "dense"
+    manifest = build_dense(
+        Corpus(folder / "corpus"), folder / "dense", encoder=encoder, factory=factory, reuse=reuse, overwrite=True
+    )
+    return {
+        "factory": factory,
+        "effort": manifest["effort"],
+        "build_seconds": manifest["build_seconds"],
+        "disk_mib": round((folder / "dense" / "index.faiss").stat().st_size / 2**20, 1),
+        "vectors_mib": round((folder / "dense" / "embeddings.npy").stat().st_size / 2**20, 1),
+        **manifest["recall"],
+        **_memory(),
+    }
+
+
+def questions_of(passages: int, count: int = 2000) -> list[str]:
+    """Searches that an agent makes: those of the evidence of the world's questions."""
+    from mempo_env.tasks import load_dataset
+
+    world: Any = load_dataset(f"world:size={passages}")
+    asked = (link.query for question in world.iter_questions(world.splits[0]) for link in question.evidence)
+    return list(dict.fromkeys(islice(asked, count)))
+
+
+def search_speed(base: str, name: str, passages: int) -> dict[str, Any]:
+    from mempo_env.retrieval.store import open_retriever
+
+    queries = questions_of(passages)
+    before = _memory()
+    started = time.perf_counter()
+    retriever = open_retriever(_folder(base, name))
+    opened = time.perf_counter() - started
+    retriever.search(queries[:1], TOP_K)
+    speeds = {}
+    for batch in (1, 64):
+        done, began = 0, time.perf_counter()
+        while time.perf_counter() - began < 5 and done < 20_000:
+            at = done % max(1, len(queries) - batch)
+            retriever.search(queries[at : at + batch], TOP_K)
+            done += batch
+        speeds[f"queries_per_second_batch_{batch}"] = round(done / (time.perf_counter() - began), 1)
+    after = _memory()
+    grown = round(after["resident_mib"] - before["resident_mib"], 1)
+    return {"open_ms": round(1000 * opened, 1), **speeds, "grown_mib": grown, **after}
+
+
+def serve_speed(base: Path, name: str, style: str, passages: int, seconds: float) -> dict[str, Any]:
+    queries = questions_of(passages)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    kind = "bm25" if name == "bm25" else "dense"
+    command = [sys.executable, "-m", "benchmarks.search_servers", "plain" if style == "plain" else "ours"]
+    command += [str(_folder(base, name)), "--kind", kind, "--port", str(port)]
+    if style == "one by one":
+        command += ["--batch", "1"]
+    started = time.perf_counter()
+    server = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[1])
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_for(f"{url}/health", server)
+        ready = time.perf_counter() - started
+        loads = [load(url, clients, queries, seconds, TOP_K) for clients in CLIENTS]
+        return {"ready_seconds": round(ready, 1), "loads": loads, **_memory(server.pid)}
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _wait_for(url: str, server: subprocess.Popen[bytes], seconds: float = 1800.0) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise RuntimeError(f"The server ended with code {server.returncode} before it was ready.")
+        try:
+            with opener.open(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError(f"{url}: not ready after {seconds} seconds.")
+
+
+def table(rows: dict[str, dict[str, Any]], passages: int, encoder: str) -> str:
+    """The cells as Markdown."""
+    corpus = rows["corpus"]
+    lines = [
+        f"{corpus['passages']:,} passages (world, size {passages:,}), vectors by {encoder}, top {TOP_K}.",
+        "",
+        f"Corpus: built in {corpus['build_seconds']} s, {corpus['disk_mib']:,} MiB, opened in {corpus['open_ms']} ms, "
+        f"a passage in {corpus['fetch_us']} us.",
+        "",
+        "| index | factory | build s | index MiB | recall@3 | q/s batch 1 | q/s batch 64 | grown MiB | resident MiB |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for cell, row in rows.items():
+        if not cell.startswith("search "):
+            continue
+        name = cell.removeprefix("search ")
+        built = rows[f"build {name}"]
+        recall = built.get("recall_at_3", 1.0)
+        lines.append(
+            f"| {name} | {built.get('factory', 'exact')} | {built['build_seconds']:.0f} | {built['disk_mib']:,} | "
+            f"{recall:.3f} | {row['queries_per_second_batch_1']:,} | {row['queries_per_second_batch_64']:,} | "
+            f"{row['grown_mib']:,} | {row['resident_mib']:,} |"
+        )
+    lines += [
+        "",
+        "| server | style | clients | requests/s | median ms | 99 % ms | errors | resident MiB | anonymous MiB |",
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for cell, row in rows.items():
+        if cell.startswith("serve "):
+            _, name, style = cell.split(" ", 2)
+            for one in row["loads"]:
+                lines.append(
+                    f"| {name} | {style} | {one['clients']} | {one['requests_per_second']:,} | {one['median_ms']} | "
+                    f"{one['p99_ms']} | {one['errors']} | {row['resident_mib']:,} | {row['anonymous_mib']:,} |"
+                )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    typer.run(run)
