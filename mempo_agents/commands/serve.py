@@ -70,6 +70,9 @@ def run(
     def load() -> Retriever:
         return _open(source, shards, kind, device, placement, effort, rerank)
 
+    if hasattr(signal, "SIGHUP"):
+        # Until the server runs there is nothing to reload, and the default would end the process.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     retriever = load()
     started = time.perf_counter()
     retriever.search(["warm up"], top_k)
