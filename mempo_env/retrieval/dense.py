@@ -27,7 +27,6 @@ from mempo_env.types import Hit
 
 EMBEDDINGS = "embeddings.npy"
 SCORE_DECIMALS = 5
-_EXTRA_CANDIDATES = 32
 _MAX_TIED_CANDIDATES = 16_384
 
 
@@ -112,7 +111,7 @@ class DenseRetriever:
     def rank(self, vectors: np.ndarray, k: int) -> list[list[tuple[int, float]]]:
         """For each query vector [N, D] the corpus rows and scores of its top k, best first."""
         k = min(k, len(self))
-        fetch = min(len(self), max(2 * k, k + _EXTRA_CANDIDATES))
+        fetch = min(len(self), max(2 * k, k + self.manifest["candidates"]))
         results: list[list[tuple[int, float]]] = [[] for _ in vectors]
         pending = np.arange(len(vectors))
         while len(pending):

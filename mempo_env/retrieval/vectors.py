@@ -12,6 +12,7 @@ import numpy as np
 from mempo_env.errors import DataError, MissingExtraError
 
 INDEX = "index.faiss"
+_HNSW_BUILD_EFFORT = 160  # FAISS' own 40 loses some per cent of the neighbours in high dimensions
 
 
 def import_faiss() -> Any:
@@ -70,6 +71,9 @@ def train_and_add(index: Any, training: np.ndarray, blocks: Iterator[np.ndarray]
         if isinstance(inner, faiss.IndexIVF):
             inner.cp.seed = seed
         index.train(np.ascontiguousarray(training, np.float32))
+    inner = _inner(index)
+    if isinstance(inner, faiss.IndexHNSW):
+        inner.hnsw.efConstruction = _HNSW_BUILD_EFFORT
     for block in blocks:
         index.add(np.ascontiguousarray(block, np.float32))
         yield int(index.ntotal)
@@ -169,6 +173,11 @@ def default_effort(factory: str, dimensions: int) -> int | None:
     if isinstance(inner, faiss.IndexIVF):
         return min(inner.nlist, max(16, inner.nlist // 64))
     return 128 if isinstance(inner, faiss.IndexHNSW) else None
+
+
+def default_candidates(factory: str) -> int:
+    """How many candidates beyond k to rank again: PQ codes order coarsely, so more of them must be looked at."""
+    return 256 if "PQ" in factory else 32
 
 
 def _to_gpus(index: Any, device: str, placement: str) -> Any:
