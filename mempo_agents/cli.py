@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from mempo_agents.commands import credit, index, play, serve, tasks
+from mempo_agents.commands import credit, index, nano, play, serve, tasks, train, warm_start
 from mempo_agents.commands import eval as eval_command
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -24,6 +24,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "credit": credit.run,
     "index": index.run,
     "serve": serve.run,
+    "train": train.run,
+    "warm-start": warm_start.run,
+    "nano": nano.run,
 }
 
 app = typer.Typer(

@@ -76,11 +76,20 @@ class HFTokenizer:
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     def encode_with_ends(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Raises ValueError where decoding does not give the text back, because the ends would be wrong."""
+        """Raises ValueError where decoding does not give the text back, because the ends would be wrong.
+
+        A tokenizer may drop white space (as that of `mempo_agents.nano` does): then the offsets of the encoding count.
+        """
         ids = self.encode(text)
-        if decode_text(self.tokenizer, ids) != text:
+        decoded = decode_text(self.tokenizer, ids)
+        if decoded == text:
+            return ids, token_ends(self.tokenizer, ids)
+        if "".join(decoded.split()) != "".join(text.split()):
             raise ValueError(f"The tokenizer {self.name!r} does not give back the text {text[:80]!r} that it encoded.")
-        return ids, token_ends(self.tokenizer, ids)
+        offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        ends = np.array([end for _, end in offsets], dtype=np.int64)
+        ends[-1:] = len(text)
+        return ids, ends
 
     def encode_messages(self, messages: Sequence[Message]) -> np.ndarray:
         if getattr(self.tokenizer, "chat_template", None):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mempo_agents.engines.base import Generation, Request, Sampling, ScoreRow
-from mempo_agents.engines.oracle import write_step
+from mempo_agents.engines.oracle import PERFECT, Style, write_step
 from mempo_agents.tokenizers import TokenCodec, WordTokenizer
 from mempo_agents.trajectory import Step, Trajectory
 from mempo_env.errors import DataError
@@ -69,12 +69,21 @@ class ScriptedEngine:
 
 class OracleEngine(ScriptedEngine):
     """Plays every protocol from the evidence of the task, using only the facts that it can see; see
-    `engines.oracle`."""
+    `engines.oracle`. `style` says how it writes, and its faults."""
 
     name = "oracle"
 
+    def __init__(self, tokenizer: TokenCodec | None = None, *, style: Style = PERFECT) -> None:
+        super().__init__(tokenizer)
+        self.style = style
+
+    @property
+    def fingerprint(self) -> str:
+        plain = super().fingerprint
+        return plain if self.style == PERFECT else f"{plain}/{self.style}"
+
     def respond(self, request: Request, protocol: TagProtocol) -> str:
-        return write_step(_task(request, self.name), request.messages, protocol)
+        return write_step(_task(request, self.name), request.messages, protocol, self.style, request.seed)
 
 
 class RandomEngine(ScriptedEngine):

@@ -1,0 +1,81 @@
+"""`mempo warm-start`: supervised training on a teacher's episodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def run(
+    out: Annotated[Path, typer.Option(help="Folder of the run; one that was killed continues.")],
+    model: Annotated[str, typer.Option(help="The student: a folder, a hub name, or smollm2.")] = "smollm2",
+    policy: Annotated[str, typer.Option(help="react, mem1 or mempo.")] = "mempo",
+    trajectories: Annotated[
+        Path | None,
+        typer.Option(help="A teacher's trajectories, such as `mempo eval` writes; default: the oracle plays."),
+    ] = None,
+    dataset: Annotated[str, typer.Option(help="Data set that the oracle plays.")] = "world",
+    corpus: Annotated[str | None, typer.Option(help="File of passages to search; default: the dataset's own.")] = None,
+    split: Annotated[str, typer.Option(help="Split that the oracle plays.")] = "train",
+    objectives: Annotated[int, typer.Option(min=1, help="Questions per task.")] = 2,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks that the oracle plays.")] = 256,
+    quote: Annotated[bool, typer.Option("--quote", help="The oracle quotes its proofs beside the answers.")] = False,
+    terse: Annotated[bool, typer.Option("--terse", help="The oracle writes words instead of sentences.")] = False,
+    drop: Annotated[float, typer.Option(min=0.0, max=1.0, help="Chance that it leaves a fact out.")] = 0.0,
+    verbose: Annotated[float, typer.Option(min=0.0, max=1.0, help="Chance that it copies a whole passage.")] = 0.0,
+    needless: Annotated[float, typer.Option(min=0.0, max=1.0, help="Chance of a needless search.")] = 0.0,
+    paraphrase: Annotated[float, typer.Option(min=0.0, max=1.0, help="Chance that it asks in other words.")] = 0.0,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the steps.")] = 1,
+    lr: Annotated[float, typer.Option(min=0.0, help="Learning rate of AdamW.")] = 1e-5,
+    optimizer: Annotated[str, typer.Option(help="adamw, or muon for the hidden matrices.")] = "adamw",
+    matrix_lr: Annotated[float, typer.Option(min=0.0, help="Learning rate of Muon.")] = 0.001,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens per update.")] = 4096,
+    micro_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass; default: all.")] = None,
+    lora_rank: Annotated[int, typer.Option(min=0, help="Train adapters of this rank; 0 trains all weights.")] = 0,
+    dtype: Annotated[str, typer.Option(help="Weights: auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is.")] = None,
+    save_every: Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of tasks, faults and order.")] = 0,
+) -> None:
+    """Teach a language model a protocol: one epoch on right episodes of a teacher, response tokens only.
+
+    Writes OUT/metrics.jsonl and OUT/checkpoints/step-*/model. An interrupted run is continued by the same command.
+    """
+    from mempo_agents.commands.training import print_record
+    from mempo_agents.engines.hf import HFEngine
+    from mempo_agents.engines.oracle import Style
+    from mempo_agents.learners.lora import add_adapters
+    from mempo_agents.learners.optim import OptimizerSettings
+    from mempo_agents.learners.warm_start import WarmStartSettings, oracle_rows, reencoded_rows, shards, warm_start
+
+    engine = HFEngine(model, dtype=dtype, device=device)
+    if trajectories is not None:
+        rows = reencoded_rows(trajectories, engine.codec)
+    else:
+        style = Style(quote=quote, terse=terse, drop=drop, verbose=verbose, needless=needless, paraphrase=paraphrase)
+        rows = oracle_rows(
+            policy, engine.codec, dataset=dataset, corpus=corpus, split=split, objectives=objectives, tasks=tasks,
+            style=style, seed=seed,
+        )  # fmt: skip
+    window = engine.window_tokens
+    fitting = [row for row in rows if window is None or row.length <= window]
+    typer.echo(
+        f"{len(fitting)} steps to learn from, {len(rows) - len(fitting)} longer than the model's window.", err=True
+    )
+    chunk, chunks = shards(fitting, epochs=epochs, seed=seed)
+    student = add_adapters(engine.model, lora_rank, seed) if lora_rank else engine.model
+    settings = WarmStartSettings(
+        optimizer=OptimizerSettings(optimizer, lr=lr, matrix_lr=matrix_lr),  # type: ignore[arg-type]
+        batch_tokens=batch_tokens,
+        micro_tokens=micro_tokens,
+        seed=seed,
+        save_every=save_every,
+    )
+
+    def watch(record: dict[str, Any]) -> None:
+        print_record(record)
+
+    warm_start(student, engine.tokenizer, chunk, chunks, settings, out, watch=watch)
+    typer.echo(f"Done. Models: {out / 'checkpoints'}", err=True)

@@ -1,0 +1,124 @@
+"""Checkpoints that a kill cannot spoil: safetensors and JSON in a folder that appears whole or not at all.
+
+    checkpoints/step-00000040/
+        model/                  in transformers format, tokenizer included: loadable by any engine
+        optimizer.safetensors   master weights and the optimizer's moments
+        state.json              the step, whatever the caller adds, and a checksum of the tensors
+
+It is written under another name, forced to disk, and moved in place. Nothing in it is pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mempo_agents.run_folder import read_json, write_json
+from mempo_env.errors import DataError
+
+SCHEMA_VERSION = 1
+MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
+_NAME = re.compile(r"step-(\d{8})")
+
+
+def save_checkpoint(
+    folder: Path, step: int, model: Any, tokenizer: Any, tensors: Mapping[str, Any], state: Mapping[str, Any], keep: int
+) -> Path:
+    """Writes `step-<step>` in `folder` and removes all but the newest `keep` checkpoints.
+
+    Where the disk is full the part that was written is removed, the error is raised, and older checkpoints stay.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"step-{step:08d}"
+    part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder))
+    try:
+        _write_model(part / MODEL, model, tokenizer)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part / OPTIMIZER)
+        write_json(
+            part / STATE,
+            {"schema_version": SCHEMA_VERSION, "step": step, "checksum": _checksum(part / OPTIMIZER), **state},
+        )
+        for path in (*part.rglob("*"), part):
+            _sync(path)
+        part.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        part.replace(target)
+        _sync(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    for old in checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+    return target
+
+
+def save_model(target: Path, model: Any, tokenizer: Any) -> None:
+    """Writes the model in transformers format, replacing what was there in one move."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=".part-", dir=target.parent))
+    try:
+        _write_model(part, model, tokenizer)
+        part.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        part.replace(target)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _write_model(folder: Path, model: Any, tokenizer: Any) -> None:
+    from mempo_agents.engines.smollm2 import quiet_transformers
+
+    with quiet_transformers():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints in `folder`, oldest first. Remains of a killed writer are not among them."""
+    found = sorted(path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+    return [path for path in found if (path / STATE).is_file()]
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(state, tensors) of one checkpoint.
+
+    Raises DataError where it cannot be read or its tensors are not those that were written; the message says which
+    folder to remove to fall back on the one before.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    advice = f"Remove {path} to go on from the checkpoint before it."
+    try:
+        state = read_json(path / STATE)
+        if state.get("schema_version") != SCHEMA_VERSION:
+            raise DataError(f"expected schema version {SCHEMA_VERSION}, got {state.get('schema_version')!r}.")
+        if _checksum(path / OPTIMIZER) != state["checksum"]:
+            raise DataError(f"{OPTIMIZER} is not the file that was written.")
+        return state, load_file(path / OPTIMIZER)
+    except (OSError, SafetensorError, DataError) as error:
+        raise DataError(f"{path}: unreadable checkpoint: {error} {advice}") from error
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,352 @@
+"""Reinforcement in the environment: tasks, groups of episodes, reward, credit, update, evaluation, log.
+
+    Trainer(TrainSettings(model=..., estimator="mempo"), Path("out/run")).run()
+
+The model that samples is the model that is trained, in this process, so no weights are copied and nothing can be stale.
+Everything random is a function of the settings' seed and the number of the update; a checkpoint therefore needs no
+random state, and a run that was killed goes on as if nothing had happened, bit for bit on a CPU.
+
+    FOLDER/settings.json    what the run is; a folder that holds another run is refused
+    FOLDER/metrics.jsonl    one line an update, see docs/training.md
+    FOLDER/checkpoints/     the newest ones, to continue from
+    FOLDER/best/            the model with the best evaluation so far
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mempo_agents.engines.base import Sampling
+from mempo_agents.engines.hf import HFEngine
+from mempo_agents.learners.checkpoint import checkpoints, load_checkpoint, save_checkpoint, save_model
+from mempo_agents.learners.estimators import Estimator, get_estimator
+from mempo_agents.learners.groups import group_batch
+from mempo_agents.learners.lora import add_adapters
+from mempo_agents.learners.memory_reward import MemoryScores, memory_scores
+from mempo_agents.learners.metrics_log import MetricsLog
+from mempo_agents.learners.monitors import CollapseRule, rollout_figures
+from mempo_agents.learners.optim import MasterOptimizer, OptimizerSettings, rate_at
+from mempo_agents.learners.processes import Processes
+from mempo_agents.learners.update import UpdateSettings, train_rows, update_policy
+from mempo_agents.policies import get_policy
+from mempo_agents.rollout import rollout
+from mempo_agents.run_folder import only_writer, read_json, write_json
+from mempo_agents.trajectory import Trajectory
+from mempo_env.errors import DataError, UnknownNameError
+from mempo_env.retrieval import get_retriever
+from mempo_env.tasks import compose, load_dataset
+
+SETTINGS = "settings.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """What decides a run. Each update plays `tasks` tasks `group_size` times.
+
+    model: a folder, a hub name, or a name that `HFEngine` knows. dtype: of the weights; updates are summed in float32
+    whatever it is. policy: "react", "mem1" or "mempo". estimator, estimator_options: see `learners.estimators`.
+    reward: the environment's, see `mempo_env.rewards`. instructions: the system message, None is the protocol's own and
+    "" is none. memory_threshold: see `memory_scores`. lora_rank: 0 trains all weights, else adapters of that rank.
+    warmup, decay: shares of the run, see `optim.rate_at`. evaluate_every, save_every: in updates, 0 is never.
+    eval_tasks: tasks of `eval_split`, each played once at the training temperature. collapse: see `CollapseRule`.
+    """
+
+    model: str = "smollm2"
+    dtype: str = "float32"
+    policy: str = "mempo"
+    context: str | None = None
+    dataset: str = "world"
+    corpus: str | None = None
+    split: str = "train"
+    eval_split: str = "dev"
+    objectives: int = 2
+    retriever: str = "bm25"
+    top_k: int = 3
+    max_steps: int | None = None
+    instructions: str | None = None
+    reward: str = "paper"
+    estimator: str = "mempo"
+    estimator_options: Mapping[str, Any] = field(default_factory=dict)
+    memory_threshold: float | None = None
+    updates: int = 100
+    tasks: int = 8
+    group_size: int = 16
+    batch_size: int = 64
+    max_new_tokens: int = 256
+    guided: bool = False
+    seed: int = 0
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    update: UpdateSettings = field(default_factory=UpdateSettings)
+    warmup: float = 0.0
+    decay: float = 0.0
+    lora_rank: int = 0
+    evaluate_every: int = 10
+    eval_tasks: int = 64
+    save_every: int = 10
+    keep: int = 2
+    collapse: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "tasks", "group_size", "batch_size", "max_new_tokens", "objectives", "top_k", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}.")
+        if self.update.temperature <= 0:
+            raise ValueError("temperature: expected a positive number; a greedy group is one trajectory, copied.")
+
+
+class Trainer:
+    """One run in one folder. `run` does everything; `play`, `credit` and `learn` are its three parts.
+
+    model, tokenizer: a loaded model, instead of the one that the settings name. estimator: an object, instead of the
+    settings' name. watch: called with each record of metrics.jsonl.
+    """
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        folder: Path,
+        *,
+        model: Any = None,
+        tokenizer: Any = None,
+        estimator: Estimator | None = None,
+        device: str | None = None,
+        watch: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.settings, self.folder, self.watch = settings, folder, watch
+        self.estimator = estimator or get_estimator(settings.estimator, **settings.estimator_options)
+        if "values" in self.estimator.needs:
+            raise ValueError(f"Estimator {self.estimator.name!r} needs a critic's values, which this trainer has not.")
+        self.processes = Processes(device)
+        self.dataset = load_dataset(settings.dataset, settings.corpus)
+        for split in (settings.split, *((settings.eval_split,) if settings.evaluate_every else ())):
+            if split not in self.dataset.splits:
+                raise UnknownNameError(f"split of data set {self.dataset.name!r}", split, self.dataset.splits)
+        self.engine = self._engine(model, tokenizer)
+        self.model = self.engine.model
+        sampling = Sampling(settings.max_new_tokens, settings.update.temperature, settings.guided)
+        self.policy = get_policy(settings.policy, self.engine, sampling, context=settings.context)
+        self.optimizer = MasterOptimizer(self.model, settings.optimizer)
+        self.reference = self._reference() if settings.update.kl_coefficient else None
+        self.tasks = self._compose(settings.split, settings.seed)
+        self.update = 0
+        self.best = -math.inf
+        self.collapse = CollapseRule(settings.collapse)
+
+    def run(self) -> dict[str, Any]:
+        """Trains to the end, from the newest checkpoint in the folder if there is one; returns the last record.
+
+        Ends early where the policy collapses (`stopped` in the record says so). Raises FloatingPointError where a loss
+        is no number; in both cases the checkpoints and `best` hold good weights.
+        """
+        if not self.processes.is_main:
+            return self._run()
+        with only_writer(self.folder):
+            return self._run()
+
+    def play(self, update: int) -> list[list[Trajectory]]:
+        """This process's groups of that update: one list of `group_size` trajectories a task, by sample."""
+        settings = self.settings
+        first = update * settings.tasks
+        chosen = [self.tasks[(first + i) % len(self.tasks)] for i in range(settings.tasks)]
+        mine = self.processes.share(chosen)
+        played = rollout(
+            self.policy,
+            mine,
+            env_kwargs=self._environment(settings.split),
+            samples=settings.group_size,
+            seed=_mix(settings.seed, update),
+            batch_size=settings.batch_size,
+        )
+        groups: dict[str, list[Trajectory]] = {task.id: [] for task in mine}
+        for trajectory in played:
+            groups[trajectory.task_id].append(trajectory)
+        return [sorted(group, key=lambda t: t.sample) for group in groups.values()]
+
+    def credit(self, groups: Sequence[Sequence[Trajectory]]) -> tuple[list[Any], list[list[MemoryScores] | None]]:
+        """The advantages of each group's tokens, and the memory scores they rest on (None where none are needed)."""
+        scores: list[list[MemoryScores] | None] = [None] * len(groups)
+        if "scores" in self.estimator.needs:
+            flat = [trajectory for group in groups for trajectory in group]
+            rest = memory_scores(flat, self.engine, threshold=self.settings.memory_threshold)
+            for number, group in enumerate(groups):
+                scores[number], rest = rest[: len(group)], rest[len(group) :]
+        advantages = [
+            self.estimator(group_batch(group, scores=known)) for group, known in zip(groups, scores, strict=True)
+        ]
+        return advantages, scores
+
+    def learn(self, groups: Sequence[Sequence[Trajectory]], advantages: Sequence[Any]) -> dict[str, float]:
+        """One update on these groups; see `update_policy`."""
+        settings = self.settings
+        return update_policy(
+            self.model,
+            self.optimizer,
+            train_rows(groups, advantages),
+            settings.update,
+            rate=self._rate(),
+            seed=_mix(settings.seed, self.update),
+            reference=self.reference,
+            processes=self.processes,
+        )
+
+    def evaluate(self, split: str | None = None, tasks: int | None = None) -> dict[str, float]:
+        """Held-out tasks, each played once: the means of reward, f1, em, all_correct, format_valid and steps."""
+        settings = self.settings
+        split = split or settings.eval_split
+        chosen = [self._compose(split, 0)[i] for i in range(tasks or settings.eval_tasks)]
+        mine = self.processes.share(chosen)
+        played = rollout(
+            self.policy, mine, env_kwargs=self._environment(split), seed=settings.seed, batch_size=settings.batch_size
+        )
+        figures = rollout_figures([[t] for t in played], None, self.processes)
+        names = ("reward_mean", "f1", "em", "all_correct", "format_valid", "steps", "response_tokens")
+        return {f"eval_{name}": figures[name] for name in names}
+
+    def _run(self) -> dict[str, Any]:
+        settings = self.settings
+        log = MetricsLog(self.folder, tensorboard=True) if self.processes.is_main else None
+        self._claim()
+        finished = self._resume()
+        if log is not None:
+            log.cut(self.update)
+            record = log.last()
+        else:
+            record = {}
+        if finished:
+            return record
+        if self.update == 0 and settings.evaluate_every:
+            record = {"step": 0, **self.evaluate()}
+            self._keep_best(record)
+            self._tell(log, record)
+        while self.update < settings.updates:
+            record = self._one_update()
+            self.update += 1
+            record["step"] = self.update
+            last = self.update == settings.updates
+            if settings.evaluate_every and (last or self.update % settings.evaluate_every == 0):
+                record |= self.evaluate()
+                self._keep_best(record)
+            stopped = self.collapse(record["format_valid"])
+            if stopped:
+                record["stopped"] = stopped
+            self._tell(log, record)
+            if last or stopped or (settings.save_every and self.update % settings.save_every == 0):
+                self._save(finished=bool(last or stopped))
+            if stopped:
+                break
+        return record
+
+    def _one_update(self) -> dict[str, Any]:
+        began = time.perf_counter()
+        groups = self.play(self.update)
+        played = time.perf_counter()
+        advantages, scores = self.credit(groups)
+        credited = time.perf_counter()
+        record: dict[str, Any] = rollout_figures(groups, scores, self.processes)
+        record |= self.learn(groups, advantages)
+        learnt = time.perf_counter()
+        return {
+            "step": 0,
+            **record,
+            "learning_rate": self.settings.optimizer.lr * self._rate(),
+            "rollout_seconds": round(played - began, 3),
+            "credit_seconds": round(credited - played, 3),
+            "update_seconds": round(learnt - credited, 3),
+        }
+
+    def _rate(self) -> float:
+        settings = self.settings
+        done = (self.update + 1) / settings.updates  # the first update has a rate, too
+        return rate_at(min(done, 1.0), warmup=settings.warmup, decay=settings.decay, floor=0.1)
+
+    def _environment(self, split: str) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "dataset": self.dataset,
+            "split": split,
+            "objectives": settings.objectives,
+            "retriever": get_retriever(settings.retriever, self.dataset, split),
+            "top_k": settings.top_k,
+            "max_steps": settings.max_steps,
+            "instructions": settings.instructions,
+            "reward": settings.reward,
+        }
+
+    def _compose(self, split: str, seed: int) -> Sequence[Any]:
+        questions = self.dataset.questions(split)
+        return compose(questions, self.settings.objectives, seed=seed, split=split, name=self.dataset.name)
+
+    def _engine(self, model: Any, tokenizer: Any) -> HFEngine:
+        if model is None:
+            engine = HFEngine(self.settings.model, dtype=self.settings.dtype, device=str(self.processes.device))
+        else:
+            engine = HFEngine(model.to(self.processes.device), tokenizer)
+        if not self.settings.lora_rank:
+            return engine
+        adapted = add_adapters(engine.model, self.settings.lora_rank, self.settings.seed)
+        return HFEngine(adapted, engine.codec)
+
+    def _reference(self) -> Any:
+        reference = copy.deepcopy(self.model)
+        return reference.requires_grad_(False).eval()
+
+    def _tell(self, log: MetricsLog | None, record: dict[str, Any]) -> None:
+        if log is not None:
+            log.write(record)
+            if self.watch is not None:
+                self.watch(record)
+
+    def _keep_best(self, record: Mapping[str, Any]) -> None:
+        if record["eval_f1"] > self.best:
+            self.best = record["eval_f1"]
+            if self.processes.is_main:
+                save_model(self.folder / "best", self.model, self.engine.tokenizer)
+
+    def _save(self, finished: bool) -> None:
+        if self.processes.is_main:
+            state = {"finished": finished, "best": self.best if math.isfinite(self.best) else None,
+                     "collapse": self.collapse.state(), "kind": "train"}  # fmt: skip
+            save_checkpoint(
+                self.folder / "checkpoints", self.update, self.model, self.engine.tokenizer, self.optimizer.state(),
+                state, self.settings.keep,
+            )  # fmt: skip
+        self.processes.wait()
+
+    def _resume(self) -> bool:
+        found = checkpoints(self.folder / "checkpoints")
+        if not found:
+            return False
+        state, tensors = load_checkpoint(found[-1])
+        self.optimizer.load(tensors)
+        self.update = state["step"]
+        self.best = -math.inf if state["best"] is None else state["best"]
+        self.collapse.load(state["collapse"])
+        return bool(state["finished"])
+
+    def _claim(self) -> None:
+        """Write down what this run is, or check that the folder holds the same one."""
+        mine = json.loads(json.dumps({**asdict(self.settings), "dataset_fingerprint": self.dataset.fingerprint}))
+        path = self.folder / SETTINGS
+        if path.exists():
+            theirs = read_json(path)
+            changed = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+            if changed:
+                raise DataError(
+                    f"{self.folder} holds another run, with other {', '.join(changed)}. Name another folder, or give "
+                    "that run's settings to continue it."
+                )
+        elif self.processes.is_main:
+            write_json(path, mine)
+        self.processes.wait()
+
+
+def _mix(seed: int, update: int) -> int:
+    """A seed of its own for every update of every run."""
+    return (seed * 1_000_003 + update * 7919 + 17) % 2**31

@@ -1,0 +1,283 @@
+"""One policy update: rows with credit in, new weights out.
+
+    rows = train_rows(groups, advantages)
+    figures = update_policy(model, optimizer, rows, UpdateSettings())
+
+The denominator of the loss is fixed over the whole batch, all processes included, before it is cut into micro-batches
+(see `losses`), so the gradient does not depend on how it is cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mempo_agents.learners.batches import RowBatch, TrainRow, collate, micro_batches, response_logits
+from mempo_agents.learners.groups import TokenAdvantages
+from mempo_agents.learners.losses import (
+    KL,
+    Aggregation,
+    aggregate,
+    clip_fraction,
+    clipped_surrogate,
+    kl_divergence,
+    row_scales,
+    token_entropy,
+    token_logprobs,
+)
+from mempo_agents.learners.optim import MasterOptimizer
+from mempo_agents.learners.processes import Processes
+from mempo_agents.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    """clip_low, clip_high, dual_clip: of the ratio, see `losses.clipped_surrogate`. aggregation, constant: see
+    `losses.row_scales`. kl_coefficient, kl: of the penalty for leaving the reference. entropy_coefficient: bonus.
+
+    old_logprobs: what the ratio divides by: "sampler", what the tokens were sampled with, or "recomputed", the same
+    weights read once more in the way the update reads them; the mismatch of the two is logged as long as it is
+    measured. epochs: passes over the batch. mini_batches: optimizer steps a pass. micro_tokens: the most tokens,
+    padding included, of one forward pass. temperature: what the tokens were sampled at.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float | None = None
+    dual_clip: float | None = None
+    aggregation: Aggregation = "trajectory"
+    constant: float | None = None
+    kl_coefficient: float = 0.0
+    kl: KL = "k3"
+    entropy_coefficient: float = 0.0
+    old_logprobs: Literal["sampler", "recomputed"] = "sampler"
+    epochs: int = 1
+    mini_batches: int = 1
+    micro_tokens: int = 8192
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.old_logprobs not in ("sampler", "recomputed"):
+            raise ValueError(f"old_logprobs: expected 'sampler' or 'recomputed', got {self.old_logprobs!r}.")
+        for name in ("epochs", "mini_batches", "micro_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}.")
+
+
+def train_rows(groups: Sequence[Sequence[Trajectory]], advantages: Sequence[TokenAdvantages]) -> list[TrainRow]:
+    """One row per step. Failed trajectories and forced tokens are in no loss and in no denominator.
+
+    groups: the trajectories of each task. advantages: of each group, [G][S] float32 [T], as an estimator gives them.
+    """
+    rows, number = [], 0
+    for group, credit_GS in zip(groups, advantages, strict=True):
+        for trajectory, credit_S in zip(group, credit_GS, strict=True):
+            for step, credit_T in zip(trajectory.steps, credit_S, strict=True):
+                mask = step.policy_mask & (not trajectory.failed)
+                rows.append(TrainRow(step.prompt_ids, step.response_ids, mask, credit_T, step.logprobs, number))
+            number += 1
+    return rows
+
+
+def update_policy(
+    model: Any,
+    optimizer: MasterOptimizer,
+    rows: Sequence[TrainRow],
+    settings: UpdateSettings,
+    *,
+    rate: float = 1.0,
+    seed: int = 0,
+    reference: Any = None,
+    processes: Processes | None = None,
+) -> dict[str, float]:
+    """Trains on `rows`, and returns what happened; means are over trained tokens of all processes.
+
+    Keys: loss, gradient_norm (the largest of the update), policy_kl (k3, between what sampled and what is trained),
+    clip_fraction, entropy, kl (to the reference; NaN without one), mismatch, mismatch_max (|log p| of the sampler
+    against the update's own reading of the same weights; NaN once the weights have moved), train_tokens (padding
+    included, of this process).
+
+    reference: a frozen model, needed where kl_coefficient is not 0. A loss or gradient that is no number leaves the
+    weights as they are and raises FloatingPointError.
+    """
+    if settings.kl_coefficient and reference is None:
+        raise ValueError("kl_coefficient is not 0, so the update needs a reference model.")
+    processes = processes or Processes("cpu")
+    run = _Update(model, optimizer, settings, reference, processes)
+    model.train()
+    old, reference_logprobs = run.read_beforehand(rows)
+    order = np.random.default_rng([seed, 0x6D656D])
+    trajectories = sorted({row.trajectory for row in rows})
+    for epoch in range(settings.epochs):
+        shuffled = order.permutation(len(trajectories)) if settings.mini_batches > 1 else np.arange(len(trajectories))
+        parts = np.array_split(shuffled, settings.mini_batches)
+        for number, part in enumerate(parts):
+            chosen = {trajectories[i] for i in part}
+            mine = [i for i, row in enumerate(rows) if row.trajectory in chosen]
+            run.step(rows, mine, old, reference_logprobs, rate, first=epoch == 0 and number == 0)
+    return run.figures()
+
+
+class _Update:
+    """The sums of one update, while it runs."""
+
+    def __init__(
+        self, model: Any, optimizer: MasterOptimizer, settings: UpdateSettings, reference: Any, processes: Processes
+    ) -> None:
+        self.model, self.optimizer, self.settings = model, optimizer, settings
+        self.reference, self.processes = reference, processes
+        self.device = next(model.parameters()).device
+        self.sums: dict[str, float] = {}
+        self.counts: dict[str, float] = {}
+        self.norms: list[float] = []
+        self.losses: list[float] = []
+        self.mismatch_max = math.nan
+        self.tokens = 0
+
+    def read_beforehand(self, rows: Sequence[TrainRow]) -> tuple[list[np.ndarray] | None, list[np.ndarray] | None]:
+        """Old and reference log-probabilities of every row, [T] each, None where they are not needed."""
+        old = self._read(self.model, rows) if self.settings.old_logprobs == "recomputed" else None
+        if old is not None:
+            self._compare(rows, old)
+        return old, None if self.reference is None else self._read(self.reference, rows)
+
+    @torch.no_grad()
+    def _read(self, model: Any, rows: Sequence[TrainRow]) -> list[np.ndarray]:
+        out: list[np.ndarray] = [np.zeros(0, dtype=np.float32)] * len(rows)
+        for part in micro_batches([row.length for row in rows], self.settings.micro_tokens):
+            batch = collate([rows[i] for i in part], self.device)
+            logits = response_logits(model, batch)
+            values_RT = batch.spread(token_logprobs(logits, batch.targets, temperature=self.settings.temperature))
+            for i, values_T in zip(part, values_RT.cpu().numpy(), strict=True):
+                out[i] = values_T[: len(rows[i].response_ids)]
+        return out
+
+    def step(
+        self,
+        rows: Sequence[TrainRow],
+        mine: Sequence[int],
+        old: list[np.ndarray] | None,
+        reference: list[np.ndarray] | None,
+        rate: float,
+        first: bool,
+    ) -> None:
+        """One optimizer step on the rows `mine`, together with those of all other processes."""
+        scales = self._scales([rows[i] for i in mine])
+        loss = 0.0
+        for part in micro_batches([rows[i].length for i in mine], self.settings.micro_tokens) if mine else []:
+            chosen = [rows[mine[i]] for i in part]
+            batch = collate(chosen, self.device)
+            if not len(batch.targets):
+                continue
+            before = [row.logprobs if old is None else old[mine[i]] for i, row in zip(part, chosen, strict=True)]
+            behind = None if reference is None else [reference[mine[i]] for i in part]
+            part_loss = self._loss(batch, chosen, before, behind, scales[part].to(self.device), first and old is None)
+            part_loss.backward()
+            loss += float(part_loss.detach())
+            self.tokens += batch.tokens
+        self.processes.add_up(self.optimizer.gather_gradients())
+        loss = sum(self.processes.gather(loss))
+        norm = self.optimizer.gradient_norm()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self.optimizer.zero_grad()
+            raise FloatingPointError(
+                f"The loss is {loss} and the gradient's norm {norm}; the weights were not changed."
+            )
+        self.optimizer.step(rate)
+        self.norms.append(norm)
+        self.losses.append(loss)
+
+    def _scales(self, rows: Sequence[TrainRow]) -> Tensor:
+        """The weight of each of this process's rows in the mean over all rows of all processes: [R]."""
+        told = [(int(row.mask.sum()), row.trajectory) for row in rows]
+        everyone = self.processes.gather(told)
+        flat = [(count, (rank, number)) for rank, part in enumerate(everyone) for count, number in part]
+        names = {name: index for index, name in enumerate(dict.fromkeys(name for _, name in flat))}
+        scales = row_scales(
+            torch.tensor([count for count, _ in flat], dtype=torch.long),
+            torch.tensor([names[name] for _, name in flat], dtype=torch.long),
+            self.settings.aggregation,
+            constant=self.settings.constant,
+        )
+        begin = sum(len(part) for part in everyone[: self.processes.rank])
+        return scales[begin : begin + len(rows)]
+
+    def _loss(
+        self,
+        batch: RowBatch,
+        rows: Sequence[TrainRow],
+        old: Sequence[np.ndarray | None],
+        reference: Sequence[np.ndarray] | None,
+        scales_R: Tensor,
+        compare: bool,
+    ) -> Tensor:
+        settings = self.settings
+        logits = response_logits(self.model, batch)
+        mask_RT = batch.mask()
+        logprobs_RT = batch.spread(token_logprobs(logits, batch.targets, temperature=settings.temperature))
+        old_RT, advantages_RT = self._padded(batch, old), self._padded(batch, [row.advantages for row in rows])
+        terms_RT = clipped_surrogate(
+            logprobs_RT, old_RT, advantages_RT, mask_RT,
+            clip_low=settings.clip_low, clip_high=settings.clip_high, dual_clip=settings.dual_clip,
+        )  # fmt: skip
+        if reference is not None:
+            kl_RT = kl_divergence(logprobs_RT, self._padded(batch, reference), mask_RT, settings.kl)
+            terms_RT = terms_RT + settings.kl_coefficient * kl_RT
+            self._add("kl", kl_RT, mask_RT)
+        entropy_N = token_entropy(logits if settings.entropy_coefficient else logits.detach())
+        entropy_RT = batch.spread(entropy_N)
+        if settings.entropy_coefficient:
+            terms_RT = terms_RT - settings.entropy_coefficient * entropy_RT
+        self._add("entropy", entropy_RT, mask_RT)
+        self._add("policy_kl", kl_divergence(logprobs_RT.detach(), old_RT, mask_RT), mask_RT)
+        high = settings.clip_low if settings.clip_high is None else settings.clip_high
+        cut = clip_fraction(
+            logprobs_RT.detach(), old_RT, advantages_RT, mask_RT, clip_low=settings.clip_low, clip_high=high
+        )
+        self._add("clip_fraction", cut * mask_RT, mask_RT)
+        if compare:
+            self._compare(rows, list(logprobs_RT.detach().cpu().numpy()))
+        return aggregate(terms_RT, mask_RT, scales_R)
+
+    def _padded(self, batch: RowBatch, values: Sequence[np.ndarray | None]) -> Tensor:
+        out = np.zeros(batch.shape, dtype=np.float32)
+        for row, value in zip(out, values, strict=True):
+            if value is None:
+                raise ValueError("Every row needs advantages and log-probabilities.")
+            row[: len(value)] = value
+        return torch.from_numpy(out).to(self.device)
+
+    def _compare(self, rows: Sequence[TrainRow], read: Sequence[np.ndarray]) -> None:
+        """The sampler's log-probabilities against those read now, at the same weights."""
+        for row, now in zip(rows, read, strict=True):
+            if row.logprobs is None:
+                continue
+            gap = np.abs(row.logprobs - now[: len(row.logprobs)])[row.mask]
+            gap = gap[np.isfinite(gap)]
+            self.sums["mismatch"] = self.sums.get("mismatch", 0.0) + float(gap.sum())
+            self.counts["mismatch"] = self.counts.get("mismatch", 0.0) + len(gap)
+            if len(gap):
+                self.mismatch_max = float(np.fmax(self.mismatch_max, gap.max()))
+
+    def _add(self, name: str, terms_RT: Tensor, mask_RT: Tensor) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + float((terms_RT.detach() * mask_RT).sum())
+        self.counts[name] = self.counts.get(name, 0.0) + float(mask_RT.sum())
+
+    def figures(self) -> dict[str, float]:
+        told = self.processes.gather((self.sums, self.counts, self.mismatch_max))
+        means = {}
+        for name in ("policy_kl", "clip_fraction", "entropy", "kl", "mismatch"):
+            count = sum(counts.get(name, 0.0) for _, counts, _ in told)
+            means[name] = sum(sums.get(name, 0.0) for sums, _, _ in told) / count if count else math.nan
+        return {
+            "loss": float(np.mean(self.losses)),
+            "gradient_norm": max(self.norms),
+            **means,
+            "mismatch_max": float(np.fmax.reduce([most for *_, most in told])),
+            "train_tokens": float(self.tokens),
+        }
