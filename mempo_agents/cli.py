@@ -13,12 +13,13 @@ from typing import Annotated
 
 import typer
 
-from mempo_agents.commands import credit, index, nano, play, serve, tasks, train, warm_start
+from mempo_agents.commands import credit, index, nano, play, report, serve, show, tasks, train, warm_start
 from mempo_agents.commands import eval as eval_command
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "eval": eval_command.run,
-    "credit": credit.run,
+    "report": report.run,
+    "show": show.run,
     "play": play.run,
     "tasks": tasks.run,
     "credit": credit.run,

@@ -71,7 +71,7 @@ def render_episode(episode: Episode, *, colour: bool = True) -> str:
 
 def render_lines(episode: Episode, *, colour: bool = True, from_turn: int | None = None) -> Iterator[str]:
     """The episode's lines from step `from_turn` + 1 on; None gives the task and all steps. An outcome closes them."""
-    paint = _Painter(colour)
+    paint = Painter(colour)
     if from_turn is None:
         yield from _task_lines(episode.task, f"{episode.protocol.name}, context {episode.context.name}", paint)
         from_turn = 0
@@ -89,7 +89,7 @@ def wants_colour(stream: TextIO | None = None) -> bool:
     return not os.environ.get("NO_COLOR") and bool(getattr(stream, "isatty", lambda: False)())
 
 
-class _Painter:
+class Painter:
     """Wraps text in a style, or in plain marks where the change would be lost without colour."""
 
     def __init__(self, colour: bool) -> None:
@@ -108,36 +108,36 @@ class _Painter:
         return text
 
 
-def _task_lines(task: Task, setting: str, paint: _Painter) -> Iterator[str]:
+def _task_lines(task: Task, setting: str, paint: Painter) -> Iterator[str]:
     plural = "" if task.objectives == 1 else "s"
     yield f"{paint('title', f'Task {task.id}')}  {paint('dim', f'{task.objectives} question{plural}, {setting}')}"
     for number, question in enumerate(task.questions, start=1):
         yield f"  {paint('label', f'Question {number}:')} {visible(question.text)}"
 
 
-def _turn_lines(number: int, turn: Turn, memory: str, max_steps: int, paint: _Painter) -> Iterator[str]:
+def _turn_lines(number: int, turn: Turn, memory: str, max_steps: int, paint: Painter) -> Iterator[str]:
     action = turn.action
     yield ""
     yield paint("title", f"Step {number} of at most {max_steps}")
     if action.memory is not None:
         yield f"  {paint('label', 'Memory')}"
-        yield from _block(_paint_diff(memory, action.memory, paint))
+        yield from block(paint_diff(memory, action.memory, paint))
     if action.thought:
         yield f"  {paint('label', 'Thought')}"
-        yield from _block(paint("dim", action.thought))
+        yield from block(paint("dim", action.thought))
     if action.kind is ActionKind.INVALID:
         yield f"  {paint('bad', f'No valid action: {action.reason}')}"
-        yield from _block(paint("dim", _shorten(action.response)))
+        yield from block(paint("dim", _shorten(action.response)))
         if turn.observation:
             yield f"  {paint('label', 'Reply')}"
-            yield from _block(paint("dim", turn.observation))
+            yield from block(paint("dim", turn.observation))
         return
     yield f"  {paint('label', action.kind.value.capitalize())} {paint('query', action.argument)}"
     if action.kind is not ActionKind.ANSWER and turn.observation:
         yield from _hit_lines(turn.hits, paint)
 
 
-def _hit_lines(hits: tuple[Hit, ...], paint: _Painter) -> Iterator[str]:
+def _hit_lines(hits: tuple[Hit, ...], paint: Painter) -> Iterator[str]:
     if not hits:
         yield f"{_INDENT}{paint('dim', 'nothing found')}"
     for number, hit in enumerate(hits, start=1):
@@ -145,7 +145,7 @@ def _hit_lines(hits: tuple[Hit, ...], paint: _Painter) -> Iterator[str]:
         yield f"{_INDENT}{number}. {paint('label', title)} {paint('dim', _shorten(hit.passage.text))}"
 
 
-def _outcome_lines(episode: Episode, paint: _Painter) -> Iterator[str]:
+def _outcome_lines(episode: Episode, paint: Painter) -> Iterator[str]:
     yield ""
     if episode.error is not None:
         yield f"{paint('bad', 'Failed, not scored:')} {visible(episode.error)}"
@@ -164,7 +164,8 @@ def _outcome_lines(episode: Episode, paint: _Painter) -> Iterator[str]:
         yield f"  {number}. {mark}:{said} expected {expected!r}  {paint('dim', f'F1 {f1:.2f}')}"
 
 
-def _paint_diff(before: str, after: str, paint: _Painter) -> str:
+def paint_diff(before: str, after: str, paint: Painter) -> str:
+    """`after`, with the words that are new since `before` and those that were dropped marked."""
     if not after.strip():
         return paint("dim", "(empty)")
     shown = []
@@ -175,7 +176,8 @@ def _paint_diff(before: str, after: str, paint: _Painter) -> str:
     return "".join(shown)
 
 
-def _block(text: str) -> Iterator[str]:
+def block(text: str) -> Iterator[str]:
+    """The lines of `text`, indented."""
     for line in text.strip("\n").split("\n"):
         yield f"{_INDENT}{line}"
 
