@@ -215,7 +215,7 @@ class Trainer:
         self._claim()
         finished = self._resume()
         if log is not None:
-            log.cut(self.update)
+            log.cut(self.update if checkpoints(self.folder / "checkpoints") else -1)
             record = log.last()
         else:
             record = {}

@@ -236,7 +236,7 @@ class _Run:
     def _resume(self) -> bool:
         found = checkpoints(self.folder / "checkpoints")
         if not found:
-            self.log.cut(0)
+            self.log.cut(-1)
             return False
         state, tensors = load_checkpoint(found[-1])
         self.optimizer.load(tensors)

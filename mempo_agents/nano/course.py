@@ -21,7 +21,7 @@ from mempo_agents.tokenizers import HFTokenizer
 from mempo_env.tasks import compose
 from mempo_env.tasks.world import World
 
-MAX_NEW_TOKENS = 160
+MAX_NEW_TOKENS = 96
 
 
 @dataclass(frozen=True, slots=True)
