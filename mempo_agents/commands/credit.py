@@ -58,6 +58,7 @@ def run(
     if not groups:
         raise ValueError(f"{file} has no trajectories" + (f" of policy {policy!r}." if policy else "."))
     console = Console()
+    tokenizer = None
     if scores is not None:
         scored, source = read_scores(scores, groups)
     else:
@@ -66,6 +67,7 @@ def run(
         from mempo_agents.engines.hf import HFEngine
 
         engine = HFEngine(model, dtype=dtype, device=device)
+        tokenizer = engine.tokenizer
         source = {"model": model, "fingerprint": engine.fingerprint, "threshold": threshold, "aliases": aliases}
         scored = [
             memory_scores(group.trajectories, engine, threshold=threshold, aliases=aliases)  # type: ignore[arg-type]
@@ -75,9 +77,8 @@ def run(
     report = diagnose(batches, baseline=baseline, weight=weight, per_step=per_step)  # type: ignore[arg-type]
     _print(console, report, file)
     if json is not None:
-        write_report(
-            json, report, groups, scored, {**source, "file": file.name, "weight": weight, "per_step": per_step}
-        )
+        settings = {**source, "file": file.name, "weight": weight, "per_step": per_step}
+        write_report(json, report, groups, scored, settings, tokenizer)
         console.print(f"Written: {json}")
 
 

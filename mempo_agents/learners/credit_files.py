@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from mempo_agents.learners.diagnostics import CreditReport
 from mempo_agents.learners.memory_reward import MemoryScores
+from mempo_agents.spans import decode_text, token_ends
 from mempo_agents.trajectory import Group, Trajectory
 from mempo_env.errors import DataError
 
@@ -33,8 +35,12 @@ def write_report(
     groups: Sequence[Group],
     scored: Sequence[Sequence[MemoryScores]],
     source: Mapping[str, Any],
+    tokenizer: Any = None,
 ) -> None:
-    """Write the figures, what they were computed with, and P(answer | ...) of every step; unknown is null."""
+    """Write the figures, what they were computed with, and P(answer | ...) of every step; unknown is null.
+
+    With the `tokenizer` that the scores were made with, the answer's own tokens and their probabilities as well.
+    """
     rows = [
         {
             "task_id": trajectory.task_id,
@@ -43,6 +49,7 @@ def write_report(
             "p_memory": [_number(p) for p in scores.memory_S],
             "p_history": [_number(p) for p in scores.history_S],
             "rewarded": scores.rewarded_S.tolist(),
+            **_tokens(scores, tokenizer),
         }
         for group, group_scores in zip(groups, scored, strict=True)
         for trajectory, scores in zip(group.trajectories, group_scores, strict=True)
@@ -50,6 +57,25 @@ def write_report(
     record = {"schema_version": SCHEMA_VERSION, "source": dict(source), "report": asdict(report), "scores": rows}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _tokens(scores: MemoryScores, tokenizer: Any) -> dict[str, Any]:
+    """`tokens`: texts [A], and per step the probabilities [A] given the memory and the history, null where unknown."""
+    if tokenizer is None or scores.answer_ids is None or scores.memory_SA is None or scores.history_SA is None:
+        return {}
+    ends = token_ends(tokenizer, scores.answer_ids)
+    text = decode_text(tokenizer, scores.answer_ids)
+    return {
+        "tokens": {
+            "text": [text[start:end] for start, end in pairwise([0, *ends.tolist()])],
+            "p_memory": [_rounded(row) for row in scores.memory_SA],
+            "p_history": [_rounded(row) for row in scores.history_SA],
+        }
+    }
+
+
+def _rounded(values: np.ndarray) -> list[float] | None:
+    return None if np.isnan(values).any() else [float(f"{value:.6g}") for value in values]
 
 
 def read_scores(path: Path, groups: Sequence[Group]) -> tuple[list[list[MemoryScores]], dict[str, Any]]:

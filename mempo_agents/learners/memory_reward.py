@@ -44,11 +44,17 @@ class MemoryScores:
 
     memory_S: given the step's memory. history_S: given everything before the step; [0] is the bare question.
     rewarded_S: bool [S], whether the step has a memory and an earlier search result.
+
+    What the means are made of, where the canonical answers were scored: answer_ids, int64 [A], the answers' own tokens,
+    and memory_SA, history_SA, float64 [S, A], the probability of each; all None where aliases were tried.
     """
 
     memory_S: np.ndarray
     history_S: np.ndarray
     rewarded_S: np.ndarray
+    answer_ids: np.ndarray | None = None
+    memory_SA: np.ndarray | None = None
+    history_SA: np.ndarray | None = None
 
 
 def memory_scores(
@@ -82,11 +88,16 @@ def memory_scores(
     scores = []
     for trajectory, (answer, plan) in zip(trajectories, plans, strict=True):
         both_S = np.full((len(trajectory.steps), 2), np.nan)
+        tokens_SA = np.full((len(trajectory.steps), 2, len(answer.ids)), np.nan)
         for s, places in enumerate(plan):
             for column, place in enumerate(places):
                 if place is not None:
-                    both_S[s, column] = answer.probability([logprobs[i] for i in place], threshold)
-        scores.append(MemoryScores(both_S[:, 1], both_S[:, 0], rewarded_steps(trajectory)))
+                    counted = answer.counted([logprobs[i] for i in place])
+                    both_S[s, column] = probability(counted, threshold)
+                    if aliases == "first":
+                        tokens_SA[s, column] = np.exp(counted.astype(np.float64))
+        single = (answer.ids, tokens_SA[:, 1], tokens_SA[:, 0]) if aliases == "first" else ()
+        scores.append(MemoryScores(both_S[:, 1], both_S[:, 0], rewarded_steps(trajectory), *single))
     return scores
 
 
@@ -184,8 +195,13 @@ class _Answer:
             chain.append(pieces[0])
         return [ScoreRow(context, np.concatenate(chain)), *others]
 
-    def probability(self, logprobs: Sequence[np.ndarray], threshold: float | None) -> float:
-        """From the log-probabilities of `rows`, in their order."""
+    @property
+    def ids(self) -> np.ndarray:
+        """The tokens of the canonical answers, without wrapper and separators: int64 [A]."""
+        return np.concatenate([pieces[0] for pieces in self.pieces]).astype(np.int64)
+
+    def counted(self, logprobs: Sequence[np.ndarray]) -> np.ndarray:
+        """The log-probabilities of the answers' own tokens, from those of `rows`, in their order."""
         chain, others = logprobs[0], iter(logprobs[1:])
         counted, at = [], 0
         for k, pieces in enumerate(self.pieces):
@@ -193,7 +209,7 @@ class _Answer:
             candidates = [chain[at : at + len(pieces[0])], *(next(others) for _ in pieces[1:])]
             at += len(pieces[0])
             counted.append(max(candidates, key=lambda logp: float(np.mean(logp)) if len(logp) else -math.inf))
-        return probability(np.concatenate(counted), threshold)
+        return np.concatenate(counted)
 
 
 def _enter(rows: list[ScoreRow], new: list[ScoreRow], engine: Engine) -> range | None:

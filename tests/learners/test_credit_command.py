@@ -170,3 +170,23 @@ def test_the_command_scores_with_a_language_model(files, tmp_path):
     assert record["report"]["rewarded_steps"] == 12
     assert all(0 < p < 1 for row in record["scores"] for p in row["p_history"])
     assert record["source"]["fingerprint"]
+
+
+class CharacterTokenizer:
+    def decode(self, ids, **_):
+        return "".join(map(chr, ids))
+
+
+def test_the_answers_tokens_are_written_where_a_tokenizer_names_them(tmp_path):
+    engine = CharacterEngine(lambda context, target, i: math.log(0.5 if context.endswith("[a]<answer>") else 0.25))
+    groups = groups_of([trajectory([step("m"), step("n")])])
+    scored = [memory_scores(groups[0].trajectories, engine)]
+    report = diagnose([group_batch(groups[0], scored[0])])
+    write_report(tmp_path / "a.json", report, groups, scored, {}, CharacterTokenizer())
+    write_report(tmp_path / "b.json", report, groups, scored, {})
+    (row,) = json.loads((tmp_path / "a.json").read_text())["scores"]
+    assert row["tokens"]["text"] == list("Lima Quito")
+    assert row["tokens"]["p_memory"] == [[0.25] * 10] * 2
+    assert row["tokens"]["p_history"][0] == [0.5] * 10
+    assert "tokens" not in json.loads((tmp_path / "b.json").read_text())["scores"][0]
+    assert read_scores(tmp_path / "a.json", groups)[0][0][0].memory_S[0] == pytest.approx(0.25)

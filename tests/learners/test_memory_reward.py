@@ -77,6 +77,22 @@ def test_geometric_mean_over_all_answers_tokens():
     assert scores.history_S[0] == pytest.approx(0.2408, abs=1e-4)
 
 
+def test_the_answers_tokens_come_along():
+    # "Lima; Quito": tokens L i m a and, behind the separator, blank Q u i t o; 0.9 and 0.1 as above, 0.3 with a memory.
+    def logp(context, target, i):
+        return math.log(0.3 if is_memory(context) else 0.9 if i < 4 else 0.1)
+
+    one = trajectory([step(), step(None, protocol="react"), step()])
+    (scores,) = memory_scores([one], CharacterEngine(logp))
+    assert "".join(map(chr, scores.answer_ids)) == "Lima Quito"
+    np.testing.assert_allclose(scores.history_SA, [[0.9] * 4 + [0.1] * 6] * 3, rtol=1e-6)
+    np.testing.assert_allclose(scores.memory_SA[0], [0.3] * 10, rtol=1e-6)
+    assert np.isnan(scores.memory_SA[1]).all()  # it wrote no memory
+    np.testing.assert_allclose(np.exp(np.log(scores.memory_SA[0]).mean()), scores.memory_S[0])
+    (best,) = memory_scores([one], CharacterEngine(logp), aliases="best")
+    assert best.answer_ids is None
+
+
 def test_probability_and_its_threshold():
     assert probability(np.full(2, -1.0)) == pytest.approx(0.3679, abs=1e-4)
     # Over 0.5 are 0.9 and 0.8: sqrt(0.72) = 0.8485. The filter only ever raises P.
