@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class FreeRow:
         self.pending = [token]
         if token in self.end_ids:
             self.finish_reason, self.done = "eos", True
-        elif self._closes():
+        elif _may_close(self.tokenizer, token, self.protocol.stop) and self._closes():
             self.finish_reason, self.done = "stop", True
         else:
             self.done = len(self.ids) >= self.max_new_tokens
@@ -67,3 +68,10 @@ class FreeRow:
             if found >= 0 and found + len(tag) > before:
                 return self.protocol.finished(decode_text(self.tokenizer, self.ids).rpartition(tag)[0] + tag)
         return False
+
+
+@lru_cache(maxsize=1 << 18)
+def _may_close(tokenizer: Any, token: int, stop: tuple[str, ...]) -> bool:
+    """Whether the token's own text holds the last character of a closing tag; all others need no closer look."""
+    text = decode_text(tokenizer, [token])
+    return any(tag[-1] in text for tag in stop)
