@@ -7,6 +7,7 @@ there. It is a match of words: a short answer can match by chance. "yes" and "no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from mempo_env.scoring import normalise_squad
 
 Flags = tuple[bool | None, ...]
 _UNTRACEABLE = {"yes", "no", ""}
+# The normalisation deletes punctuation, which would glue a tag to the word beside it.
+_TAG = re.compile(r"</?\w{1,20}>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def presence_by_step(trajectory: Trajectory) -> list[Presence]:
 
     def flags(text: str) -> Flags:
         if text not in known:
-            haystack = f" {normalise_squad(text)} "
+            haystack = f" {normalise_squad(_TAG.sub(' ', text))} "
             known[text] = tuple(None if needles is None else any(n in haystack for n in needles) for needles in golds)
         return known[text]
 
