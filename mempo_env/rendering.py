@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from mempo_env.types import ActionKind, Hit, Task, Turn
@@ -30,7 +30,15 @@ _STYLES: Mapping[str, str] = {
     "bad": "1;31",
     "query": "33",
 }
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
+# What would drive a terminal, turn the direction of the rest of the line, hide, or not encode. Blanks and breaks stay.
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+_NAMED = {
+    0x200B: "ZWSP", 0x200E: "LRM", 0x200F: "RLM", 0x061C: "ALM", 0x202A: "LRE", 0x202B: "RLE", 0x202C: "PDF",
+    0x202D: "LRO", 0x202E: "RLO", 0x2060: "WJ", 0x2066: "LRI", 0x2067: "RLI", 0x2068: "FSI", 0x2069: "PDI",
+    0xFEFF: "BOM", 0x2028: "LS", 0x2029: "PS",
+}  # fmt: skip
 _WORD = re.compile(r"\S+\s*|\s+")
 _SNIPPET_CHARS = 160
 _INDENT = "    "
@@ -60,8 +68,27 @@ def word_diff(before: str, after: str) -> list[tuple[Change, str]]:
 
 
 def visible(text: str) -> str:
-    """`text` with control characters shown as their Unicode pictures, so that it cannot drive a terminal."""
-    return _CONTROL.sub(lambda m: chr(0x2400 + ord(m[0])) if ord(m[0]) < 0x20 else "\u2421", text)
+    """`text` with control characters, marks of direction and lone surrogates shown as signs.
+
+    >>> visible("a\\x00b\\u202ec")
+    'a␀b⟦RLO⟧c'
+    """
+    return _HIDDEN.sub(_sign, text)
+
+
+def _sign(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"\u27e6{_NAMED.get(code, f'U+{code:04X}')}\u27e7"
+
+
+def show_lines(lines: Iterable[str], stream: TextIO | None = None) -> None:
+    """Print lines; characters that the stream's encoding lacks become question marks instead of an error."""
+    stream = sys.stdout if stream is None else stream
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    text = "\n".join(lines)
+    print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
 
 
 def render_episode(episode: Episode, *, colour: bool = True) -> str:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mempo_env import SearchQAEnv
-from mempo_env.rendering import render_episode, render_lines, visible, wants_colour, word_diff
-from mempo_env.types import Passage, Question, Task
+from mempo_env.rendering import render_episode, render_lines, show_lines, visible, wants_colour, word_diff
+from mempo_env.types import Hit, Passage, Question, Task
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -127,7 +127,33 @@ def test_foreign_text_cannot_drive_the_terminal():
     env.step(env.protocol.compose(memory=evil, answers=[f"x {evil}"]))
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", COLOUR.sub("", render_episode(env.episode)))
     assert visible("a\tb\nc") == "a\tb\nc"
-    assert visible("\x1b\x7f\x9b") == "␛␡␡"
+    assert visible("\x1b\x7f\x9b") == "␛␡⟦U+009B⟧"
+    # Marks of direction would turn the rest of the line around; a lone surrogate could not be printed at all.
+    assert visible("a\u202eb\u2066\ud800") == "a⟦RLO⟧b⟦LRI⟧⟦U+D800⟧"
+
+
+def test_a_narrow_terminal_gets_question_marks_instead_of_an_error():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="")
+    show_lines(["Crème", "東京 \U0001f9e0"], stream)
+    assert stream.buffer.getvalue() == b"Cr?me\n?? ?\n"
+
+
+def test_lone_surrogates_anywhere_do_not_stop_the_rendering(capsys):
+    task = Task("t\ud800", (Question("q", "why \ud801?", ("a\udfff",)),))
+    env = SearchQAEnv(**tiny(objectives=1, render_mode="human", retriever=Surrogates()))
+    env.reset(options={"task": task})
+    env.step(env.protocol.compose(memory="m", thought="t", query="x"))
+    env.step("<answer>\ud800</answer>")
+    shown = capsys.readouterr().out
+    assert "⟦U+D801⟧" in shown
+    assert "t⟦U+DC00⟧" in shown
+
+
+class Surrogates:
+    name = fingerprint = "surrogates"
+
+    def search(self, queries, k):
+        return [[Hit(Passage("p", "t\udc00", "x\ud800"))] for _ in queries]
 
 
 class EvilDataset:
