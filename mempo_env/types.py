@@ -73,6 +73,8 @@ class Question:
                 f"Question {self.id!r}: answers must be a tuple of strings, got {type(self.answers).__name__}. "
                 "A single answer is written ('Paris',)."
             )
+        if not isinstance(self.text, str):
+            raise TypeError(f"Question {self.id!r}: the text must be a string, got {type(self.text).__name__}.")
         if not self.text.strip():
             raise ValueError(f"Question {self.id!r}: the text is empty.")
         if not self.answers or not all(isinstance(a, str) and a.strip() for a in self.answers):
@@ -81,11 +83,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """k questions that one episode must answer, in this order."""
+    """k questions that one episode must answer, in this order; at least one."""
 
     id: str
     questions: tuple[Question, ...]
     split: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.questions, tuple) or not all(isinstance(q, Question) for q in self.questions):
+            raise TypeError(f"Task {self.id!r}: questions must be a tuple of Question objects.")
+        if not self.questions:
+            raise ValueError(f"Task {self.id!r}: expected at least one question, got none.")
 
     @property
     def objectives(self) -> int:

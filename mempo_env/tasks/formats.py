@@ -125,7 +125,7 @@ def _aliases(*values: Any) -> tuple[str, ...]:
     for value in values:
         if value is None:
             continue
-        if isinstance(value, str) and _is_json_list(value):
+        if isinstance(value, str) and _is_list_as_text(value):
             raise BadRowError(
                 "wrong shape", f"the answer {value[:40]!r} is a list written as a string; expected a list of strings"
             )
@@ -141,18 +141,22 @@ def _aliases(*values: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _is_json_list(value: str) -> bool:
+_QUOTED_LIST = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)
+
+
+def _is_list_as_text(value: str) -> bool:
+    """A list that was written as JSON, or printed by Python or numpy: "['Paris' 'Lutetia']"."""
     if not value.strip().startswith("["):
         return False
     try:
         return isinstance(json.loads(value), list)
     except (ValueError, RecursionError):
-        return False
+        return _QUOTED_LIST.fullmatch(value.strip()) is not None
 
 
 def _pairs(value: Any, first: str, second: str, what: str) -> list[tuple[Any, Any]]:
     """[[a, b], ...] of the files, or {first: [a, ...], second: [b, ...]} of the hub, as pairs."""
-    if isinstance(value, Mapping) and first in value and second in value:
+    if isinstance(value, Mapping) and isinstance(value.get(first), list) and isinstance(value.get(second), list):
         value = list(zip(value[first], value[second], strict=False))
     if value is None:
         return []
@@ -161,12 +165,27 @@ def _pairs(value: Any, first: str, second: str, what: str) -> list[tuple[Any, An
     return [(pair[0], pair[1]) for pair in value]
 
 
+def _objects(row: Fields, key: str) -> list[Fields]:
+    """The list of JSON objects under `key`; empty where there is none."""
+    value = row.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not _all(Mapping, value):
+        raise BadRowError("wrong shape", f"{key}: expected a list of objects")
+    return value
+
+
+def _all(kind: type, values: Iterable[Any]) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
 def _hotpotqa(row: Fields) -> RawQuestion:
     context = []
     for title, sentences in _pairs(row.get("context"), "title", "sentences", "context"):
-        if not isinstance(title, str) or not all(isinstance(s, str) for s in sentences):
+        sentences = [sentences] if isinstance(sentences, str) else sentences
+        if not isinstance(title, str) or not isinstance(sentences, list) or not _all(str, sentences):
             raise BadRowError("wrong shape", "context: expected a list of [title, list of sentences]")
-        context.append((title, [sentences] if isinstance(sentences, str) else list(sentences)))
+        context.append((title, sentences))
     triples = row.get("evidences")
     links: list[Link] | None = []
     for title, number in _pairs(row.get("supporting_facts"), "title", "sent_id", "supporting_facts"):
@@ -215,16 +234,16 @@ def _sentence_with(answer: str, text: str) -> str:
 def _musique(row: Fields) -> RawQuestion:
     if row.get("answerable") is False:
         raise BadRowError("unanswerable", "the question is marked as not answerable")
-    texts: dict[Any, tuple[str, str]] = {}
-    for place, paragraph in enumerate(row.get("paragraphs") or []):
-        if not isinstance(paragraph, Mapping) or not all(
-            isinstance(paragraph.get(key), str) for key in ("title", "paragraph_text")
-        ):
-            raise BadRowError("wrong shape", "paragraphs: expected objects with 'title' and 'paragraph_text'")
-        texts[paragraph.get("idx", place)] = (paragraph["title"].strip(), paragraph["paragraph_text"].strip())
+    texts: dict[int, tuple[str, str]] = {}
+    for place, paragraph in enumerate(_objects(row, "paragraphs")):
+        number = paragraph.get("idx", place)
+        if not _all(str, [paragraph.get("title"), paragraph.get("paragraph_text")]) or not isinstance(number, int):
+            raise BadRowError("wrong shape", "paragraphs: expected objects with 'title', 'paragraph_text' and 'idx'")
+        texts[number] = (paragraph["title"].strip(), paragraph["paragraph_text"].strip())
     links: list[Link] | None = []
-    for hop in row.get("question_decomposition") or []:
-        support = texts.get(hop.get("paragraph_support_idx")) if isinstance(hop, Mapping) else None
+    for hop in _objects(row, "question_decomposition"):
+        number = hop.get("paragraph_support_idx")
+        support = texts.get(number) if isinstance(number, int) else None
         if support is None or links is None:
             links = None
             continue

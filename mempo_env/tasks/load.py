@@ -57,6 +57,8 @@ def load_dataset(
         raise DataError(f"Expected a data set, a name, a path or a list of paths, got {type(spec).__name__}.")
     if on_bad not in ("error", "skip"):
         raise UnknownNameError("value of on_bad", on_bad, ("error", "skip"))
+    for source in spec if isinstance(spec, (list, tuple)) else [spec]:
+        _check_source("data set", source)
     if isinstance(spec, str) and spec.partition(":")[0] in WORLDS:
         _refuse_file_options(spec, corpus, name, split)
         kind, _, options = spec.partition(":")
@@ -86,6 +88,11 @@ def load_dataset(
 
 
 def _corpus(corpus: Source | Sequence[Source]) -> Any:
+    sources = corpus if isinstance(corpus, (list, tuple)) else [corpus]
+    if not sources:
+        raise DataError("corpus: expected at least one file of passages, got an empty list.")
+    for source in sources:
+        _check_source("corpus", source)
     if isinstance(corpus, (list, tuple)):
         return [_rows(source) for source in corpus]
     source = cast(Source, corpus)
@@ -94,6 +101,11 @@ def _corpus(corpus: Source | Sequence[Source]) -> Any:
 
         return Corpus(Path(source).expanduser())
     return [_rows(source)]
+
+
+def _check_source(what: str, source: object) -> None:
+    if not isinstance(source, (str, os.PathLike)) or not os.fspath(source):
+        raise DataError(f"{what}: expected a name or a path, got {source!r}.")
 
 
 def _is_hub_name(spec: str) -> bool:
@@ -118,7 +130,8 @@ def _rows(source: Source) -> Any:
 def _refuse_file_options(what: str, corpus: object, name: object, split: object) -> None:
     given = [key for key, value in (("corpus", corpus), ("name", name), ("split", split)) if value is not None]
     if given:
-        raise DataError(f"{' and '.join(given)} apply to files and hub names; {what} brings its own.")
+        verb = "applies" if len(given) == 1 else "apply"
+        raise DataError(f"{' and '.join(given)} {verb} to files and hub names; {what} brings its own.")
 
 
 def _world_options(spec: str, options: str, register: str) -> dict[str, Any]:
