@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 
+from mempo_env.checks import limit, whole_number
 from mempo_env.context import ContextRule, get_context
 from mempo_env.episode import Episode
 from mempo_env.errors import EpisodeOverError, UnknownNameError
 from mempo_env.library import Library
 from mempo_env.protocols import Budget, Protocol, get_protocol
-from mempo_env.rendering import render_episode, render_lines, wants_colour
+from mempo_env.rendering import render_episode, render_lines, show_lines, wants_colour
 from mempo_env.retrieval.base import Retriever
 from mempo_env.rewards import Reward, get_reward
 from mempo_env.scoring import get_normaliser
@@ -153,7 +153,9 @@ class SearchQAEnv(gym.Env[str, str]):
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise UnknownNameError("render mode", render_mode, self.metadata["render_modes"])
         self.render_mode = render_mode
-        self.max_steps = check_limit("max_steps", max_steps)
+        self.max_steps = limit("max_steps", max_steps)
+        if instructions is not None and not isinstance(instructions, str):
+            raise TypeError(f"Expected instructions to be a str or None, got {type(instructions).__name__}.")
         self.instructions = instructions
         self.protocol = get_protocol(protocol, tools)
         self.context = get_context(self.protocol.default_context if context is None else context)
@@ -166,11 +168,13 @@ class SearchQAEnv(gym.Env[str, str]):
                 max_observation_tokens=max_observation_tokens,
                 max_context_tokens=max_context_tokens,
             )
+        else:
+            _check_counter(count_tokens)
         self.budgets = (
             Budget(max_passage_chars, max_observation_chars),
             Budget(max_passage_tokens, max_observation_tokens, count_tokens or len),
         )
-        self.max_context_tokens = check_limit("max_context_tokens", max_context_tokens)
+        self.max_context_tokens = limit("max_context_tokens", max_context_tokens)
         self.count_tokens = count_tokens
         self.library = Library(
             dataset=dataset,
@@ -199,8 +203,8 @@ class SearchQAEnv(gym.Env[str, str]):
         return self._episode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        task, split = self.library.choose(options)  # before the seed: a refused reset changes nothing
         super().reset(seed=seed)
-        task, split = self.library.choose(options)
         if task is None:
             tasks = self.library.tasks(split)
             task = tasks[int(self.np_random.integers(len(tasks)))]
@@ -257,25 +261,21 @@ class SearchQAEnv(gym.Env[str, str]):
         if self.render_mode != "human" or self._shown == len(self.episode.turns):
             return
         lines = render_lines(self.episode, colour=wants_colour(), from_turn=self._shown)
-        print("\n".join(lines), file=sys.stdout, flush=True)
+        show_lines(lines)
         self._shown = len(self.episode.turns)
 
 
-def check_limit(name: str, limit: int | None) -> int | None:
-    """`limit` if it is None or an integer of at least 1; otherwise an error that names it."""
-    if limit is None:
-        return None
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise TypeError(f"Expected {name} to be an integer or None, got {limit!r}.")
-    if limit < 1:
-        raise ValueError(f"Expected {name} to be at least 1, or None for no limit of your own, got {limit}.")
-    return limit
+def _check_counter(count_tokens: Any) -> None:
+    if not callable(count_tokens):
+        raise TypeError(f"Expected count_tokens to be a function from a text to an integer, got {count_tokens!r}.")
+    # A tokenizer's `encode` is easily passed by mistake: it gives the tokens, not their number.
+    whole_number("count_tokens(text)", count_tokens("How many tokens?"), least=0)
 
 
 def _refuse_token_limits(**limits: int | None) -> None:
-    for name, limit in limits.items():
-        if limit is not None:
+    for name, value in limits.items():
+        if value is not None:
             raise ValueError(
-                f"{name}={limit} counts tokens, so count_tokens is needed: a function from a text to its number of "
+                f"{name}={value} counts tokens, so count_tokens is needed: a function from a text to its number of "
                 "tokens, such as lambda text: len(tokenizer.encode(text)). Or use a limit in characters."
             )

@@ -6,15 +6,15 @@ Loaded once and shared: the rows of a vector environment hold one `Library`, and
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mempo_env.checks import whole_number
 from mempo_env.errors import DataError, RetrievalError, UnknownNameError
 from mempo_env.retrieval import get_retriever
 from mempo_env.retrieval.base import Retriever
-from mempo_env.tasks.compose import TaskSet, compose
+from mempo_env.tasks.compose import TaskSet, answerable, compose
 from mempo_env.tasks.dataset import Dataset, check_split
 from mempo_env.tasks.load import load_dataset
 from mempo_env.types import ActionKind, Hit, Task
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from mempo_env.episode import Episode
 
 RESET_OPTIONS = ("split", "index", "task")
+
+
+def read_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A copy of `reset`'s options, empty for None; TypeError unless they are a mapping."""
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"Expected options to be a dictionary or None, got {options!r}.")
+    return dict(options or {})
 
 
 class Library:
@@ -50,8 +57,6 @@ class Library:
         top_k: int,
         tools: Sequence[str] = ("search",),
     ) -> None:
-        if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
-            raise ValueError(f"Expected top_k to be an integer of at least 1, got {top_k!r}.")
         self._dataset_spec = dataset
         self._retriever_spec = retriever
         self._corpus = corpus
@@ -59,7 +64,7 @@ class Library:
         self._composition = composition
         self._task_seed = task_seed
         self._tools = tuple(tools)
-        self.top_k = top_k
+        self.top_k = whole_number("top_k", top_k)
         self._forget()
         self.split = check_split(self.dataset, split)
         self.tasks(self.split)
@@ -109,7 +114,7 @@ class Library:
             IndexError: The index is outside the split.
             TypeError, ValueError: An option has the wrong type, or both `index` and `task` were given.
         """
-        options = options or {}
+        options = read_options(options)
         for name in options:
             if name not in RESET_OPTIONS:
                 raise UnknownNameError("reset option", name, RESET_OPTIONS)
@@ -118,11 +123,12 @@ class Library:
             raise ValueError(f"Expected options to hold 'index' or 'task', got both: {index!r} and {task!r}.")
         if isinstance(task, Task):
             # A task of one's own need not come from this data set; it is searched in the passages of its split.
-            split = split or (task.split if task.split in self.dataset.splits else self.split)
-            return task, check_split(self.dataset, split)
-        split = check_split(self.dataset, split or self.split)
+            if split is None:
+                split = task.split if task.split in self.dataset.splits else self.split
+            return answerable(task), check_split(self.dataset, split)
+        split = check_split(self.dataset, self.split if split is None else split)
         if isinstance(task, str):
-            return self._task_by_id(task, split, fixed="split" in options)
+            return self._task_by_id(task, split, fixed=options.get("split") is not None)
         if task is not None:
             return self._task_of_questions(task, split), split
         return None if index is None else self._task_at(index, split), split
@@ -156,14 +162,11 @@ class Library:
             raise RetrievalError(
                 f"Expected one list of hits per query, {len(arguments)} in all, got {len(found)} from {retriever!r}."
             )
-        return found
+        return found if visiting else [hits[: self.top_k] for hits in found]
 
     def _task_at(self, index: Any, split: str) -> Task:
         tasks = self.tasks(split)
-        try:
-            position = operator.index(index)
-        except TypeError:
-            raise TypeError(f"Expected the option 'index' to be an integer, got {index!r}.") from None
+        position = whole_number("the option 'index'", index, least=None)
         if not 0 <= position < len(tasks):
             raise IndexError(
                 f"Task index {position} is out of range: split {split!r} of data set {self.dataset.name!r} has "

@@ -173,6 +173,14 @@ def numeric_conflict(prediction: str | None, golds: Iterable[str]) -> bool:
 _NUMBER_WORDS = re.compile(r"-?\d+(?:\.\d+)?")
 
 
+def without_separator(answers: Iterable[str]) -> tuple[str, ...]:
+    """The accepted answers with "," for ";", which no part of an answer can hold; repeats left out.
+
+    To the normalisers both marks are nothing, so the same predictions are right.
+    """
+    return tuple(dict.fromkeys(answer.replace(";", ",") for answer in answers))
+
+
 class AnswerParts(NamedTuple):
     """An answer split at ";". `parts`: as found, "" where one is empty. `count_ok`: as many as there are objectives."""
 

@@ -9,9 +9,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from mempo_env.checks import whole_number
 from mempo_env.env import SearchQAEnv
 from mempo_env.episode import Episode
 from mempo_env.errors import EpisodeOverError
+from mempo_env.library import read_options
 
 Observations = tuple[str, ...]
 #: Observations, rewards [N], terminations [N], truncations [N], infos.
@@ -46,8 +48,7 @@ class SearchQAVectorEnv(VectorEnv[Observations, Sequence[str | None], np.ndarray
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         **kwargs: Any,
     ) -> None:
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-            raise ValueError(f"Expected num_envs to be an integer of at least 1, got {num_envs!r}.")
+        num_envs = whole_number("num_envs", num_envs)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         first = SearchQAEnv(**kwargs)
         self.envs = [first, *(first.sibling() for _ in range(num_envs - 1))]
@@ -79,7 +80,7 @@ class SearchQAVectorEnv(VectorEnv[Observations, Sequence[str | None], np.ndarray
         Returns:
             All rows' observations, and the infos of the rows that were reset.
         """
-        options = dict(options or {})
+        options = read_options(options)
         mask = self._reset_mask(options.pop("reset_mask", None))
         rows = np.flatnonzero(mask).tolist()
         seeds = self._seeds(seed)
@@ -159,8 +160,6 @@ class SearchQAVectorEnv(VectorEnv[Observations, Sequence[str | None], np.ndarray
 
     def _acting(self, actions: Sequence[str | None], ended: np.ndarray) -> list[int]:
         """The rows whose actions count, after checking them all."""
-        if isinstance(actions, str):
-            raise TypeError(f"Expected {self.num_envs} actions, one text per row, got a single text.")
         self._check_length("actions", actions)
         self.episodes  # noqa: B018  raises before any row is stepped when one was never reset
         acting: list[int] = []
@@ -179,7 +178,9 @@ class SearchQAVectorEnv(VectorEnv[Observations, Sequence[str | None], np.ndarray
             acting.append(row)
         return acting
 
-    def _check_length(self, name: str, values: Sequence[Any]) -> None:
+    def _check_length(self, name: str, values: Any) -> None:
+        if isinstance(values, str) or not (hasattr(values, "__len__") and hasattr(values, "__getitem__")):
+            raise TypeError(f"Expected {self.num_envs} {name}, one per row, in a sequence, got {values!r}.")
         if len(values) != self.num_envs:
             raise ValueError(f"Expected {self.num_envs} {name}, one per row, got {len(values)}.")
 
@@ -199,9 +200,10 @@ class SearchQAVectorEnv(VectorEnv[Observations, Sequence[str | None], np.ndarray
         if seed is None:
             return [None] * self.num_envs
         if isinstance(seed, (int, np.integer)):
-            return [int(seed) + row for row in range(self.num_envs)]
+            first = whole_number("the seed", seed, least=0)
+            return [first + row for row in range(self.num_envs)]
         self._check_length("seeds", seed)
-        return seed
+        return [None if value is None else whole_number("a seed", value, least=0) for value in seed]
 
     def _choices(self, options: dict[str, Any]) -> list[dict[str, Any]]:
         """The single environment's options, row by row."""

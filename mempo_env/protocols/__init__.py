@@ -70,6 +70,8 @@ def get_protocol(protocol: str | Protocol, tools: Sequence[str] | None = None) -
             f"protocol: expected a registered name or an object with {', '.join(_MEMBERS)}; "
             f"got {type(protocol).__name__} without {', '.join(missing)}."
         )
+    if isinstance(tools, str) or not (tools is None or isinstance(tools, Sequence)):
+        raise TypeError(f"tools: expected a sequence of names such as ('search',), got {tools!r}.")
     if tools is None or tuple(tools) == found.tools:
         return found
     if not isinstance(found, TagProtocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mempo_env.checks import whole_number
 from mempo_env.protocols.inert import neutralise
 from mempo_env.types import Hit
 
@@ -37,11 +38,7 @@ class Budget:
         shortest = max(self.count(block(body)) for body in (NO_RESULTS, NO_ROOM, INVALID))
         for name, least in (("max_passage", 1), ("max_observation", shortest)):
             limit = getattr(self, name)
-            if limit is None:
-                continue
-            if isinstance(limit, bool) or not isinstance(limit, int):
-                raise TypeError(f"{name}: expected an integer or None, got {limit!r}.")
-            if limit < least:
+            if limit is not None and whole_number(name, limit, least=None) < least:
                 why = " (the shortest block takes that much)" if name == "max_observation" else ""
                 raise ValueError(f"{name}: expected at least {least}{why}, got {limit}.")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+import math
 import threading
 from array import array
 from collections.abc import Callable, Collection, Sequence
@@ -18,6 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from mempo_env.checks import whole_number
 from mempo_env.errors import DataError, MissingExtraError, UnknownNameError
 from mempo_env.retrieval.words import ENGLISH_STOP_WORDS, words
 from mempo_env.types import Hit, Passage
@@ -64,7 +66,7 @@ class BM25Retriever:
         backend: str = "auto",
         fingerprint: str | None = None,
     ) -> None:
-        if k1 < 0 or not 0 <= b <= 1 or title_weight < 0:
+        if not 0 <= k1 < math.inf or not 0 <= b <= 1 or whole_number("title_weight", title_weight, least=None) < 0:
             raise ValueError(
                 f"BM25: expected k1 >= 0, 0 <= b <= 1 and title_weight >= 0, got {k1=}, {b=}, {title_weight=}."
             )
@@ -94,8 +96,7 @@ class BM25Retriever:
         """Up to `k` hits for each query, best first; `[]` for a query that shares no word with any passage."""
         if isinstance(queries, str):
             raise TypeError("search expects a sequence of queries, got one string. Write search([query], k).")
-        if k < 1:
-            raise ValueError(f"search expects k >= 1, got {k}.")
+        k = whole_number("k", k)
         hits: list[list[Hit]] = [[] for _ in queries]
         rows: list[int] = []
         token_ids: list[list[int]] = []

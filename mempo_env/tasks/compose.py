@@ -6,12 +6,15 @@ import hashlib
 import operator
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import overload
 
 import numpy as np
 
+from mempo_env.checks import whole_number
 from mempo_env.errors import DataError, UnknownNameError
+from mempo_env.scoring import without_separator
 from mempo_env.types import Question, Task
 
 METHODS = ("sample", "blocks")
@@ -44,7 +47,8 @@ class TaskSet(Sequence[Task]):
         length: int | None,
     ) -> None:
         self.low, self.high = check_objectives(objectives)
-        self.name, self.split, self.method, self.seed = name, split, method, operator.index(seed)
+        self.name, self.split, self.method = name, split, method
+        self.seed = whole_number("the seed of the tasks", seed, least=None)
         self._sources = tuple(sources)
         if not self._sources:
             raise DataError("mix expects at least one set of questions, got none.")
@@ -92,7 +96,7 @@ class TaskSet(Sequence[Task]):
                 f"0 to {self._length - 1}. compose(..., length=) makes more."
             )
         questions = self._block(i) if self.method == "blocks" else self._draw(i)
-        return Task(f"{self._prefix}/{i:06d}", questions, self.split)
+        return answerable(Task(f"{self._prefix}/{i:06d}", questions, self.split))
 
     def find(self, task_id: str) -> Task:
         """The task with this id. DataError says what ids look like."""
@@ -114,7 +118,7 @@ class TaskSet(Sequence[Task]):
             if question_id not in found:
                 example = self._sources[0][0].id
                 raise DataError(f"Unknown question id {question_id!r} in {self._prefix}. Ids look like {example!r}.")
-        return Task("+".join(wanted), tuple(found[question_id] for question_id in wanted), self.split)
+        return answerable(Task("+".join(wanted), tuple(found[question_id] for question_id in wanted), self.split))
 
     def _round(self, i: int, turn: int) -> Sequence[int] | np.ndarray:
         """The order in which task i draws from the sources in one round."""
@@ -197,6 +201,15 @@ def mix(
     through more often than large ones. By default there are as many tasks as questions in all.
     """
     return TaskSet(list(sources), objectives, method="mix", seed=seed, split=split, name=name, length=length)
+
+
+def answerable(task: Task) -> Task:
+    """`task` with every ";" inside an accepted answer written as ",": it separates the answers of a step, so no policy
+    could give one. The same task where there is none."""
+    if not any(";" in answer for question in task.questions for answer in question.answers):
+        return task
+    questions = tuple(replace(q, answers=without_separator(q.answers)) for q in task.questions)
+    return replace(task, questions=questions)
 
 
 def check_objectives(objectives: Objectives) -> tuple[int, int]:

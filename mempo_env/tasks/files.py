@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mempo_env.errors import DataError
+from mempo_env.scoring import without_separator
 from mempo_env.tasks import formats
 from mempo_env.tasks.corpora import PassageSet, passages_of, read_passages
 from mempo_env.tasks.dataset import check_split
@@ -208,7 +209,7 @@ class FileDataset:
                 by_title[title].append(passage)
         questions = []
         for key, question in raw.items():
-            answers = tuple(dict.fromkeys(answer.replace(";", ",") for answer in question.answers))
+            answers = without_separator(question.answers)
             counts["rewritten"] += answers != question.answers
             evidence = _resolve(question.links, by_title)
             counts["without_evidence"] += evidence is None

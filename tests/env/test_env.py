@@ -18,7 +18,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 import mempo_env
 from mempo_env import SearchQAEnv
 from mempo_env.errors import DataError, EpisodeOverError, MissingExtraError, RetrievalError, UnknownNameError
-from mempo_env.types import Hit, StopReason, Task
+from mempo_env.types import Hit, Question, StopReason, Task
 
 
 def make(**kwargs):
@@ -110,6 +110,10 @@ BAD_OPTIONS = [
     ({"index": -1}, IndexError, "index -1 is out of range"),
     ({"index": "first"}, TypeError, "Expected the option 'index' to be an integer, got 'first'"),
     ({"index": 1.0}, TypeError, "Expected the option 'index' to be an integer, got 1.0"),
+    ({"index": True}, TypeError, "Expected the option 'index' to be an integer, got True"),
+    ({"split": ""}, UnknownNameError, "Known: test, train"),
+    (["split"], TypeError, "Expected options to be a dictionary or None"),
+    (5, TypeError, "Expected options to be a dictionary or None, got 5"),
     (
         {"split": "tset"},
         UnknownNameError,
@@ -125,12 +129,23 @@ BAD_OPTIONS = [
 
 @pytest.mark.parametrize(("options", "error", "message"), BAD_OPTIONS)
 def test_bad_options_are_refused_and_change_nothing(options, error, message):
-    env = make()
+    env, other = make(), make()
     env.reset(seed=0)
+    other.reset(seed=0)
     episode = env.episode
     with pytest.raises(error, match=message):
-        env.reset(options=options)
+        env.reset(seed=5, options=options)
     assert env.episode is episode
+    assert env.reset()[1]["task_id"] == other.reset()[1]["task_id"]
+
+
+def test_the_separator_in_an_answer_does_not_make_a_task_unanswerable():
+    own = Task("mine", (Question("q", "Who made it?", ("Smith; Wesson",)), QUESTIONS[3]))
+    env = make()
+    _, info = env.reset(options={"task": own})
+    assert info["task"].questions[0].answers == ("Smith, Wesson",)
+    assert info["task"].questions[1] == QUESTIONS[3]
+    assert env.step(env.protocol.compose(memory="m", thought="t", answers=["Smith, Wesson", "1911"]))[1] == 1.0
 
 
 BAD_ARGUMENTS = [
@@ -151,8 +166,17 @@ BAD_ARGUMENTS = [
     ({"retriever": "bm52"}, UnknownNameError, r"Unknown retriever 'bm52'. Did you mean 'bm25'\?"),
     ({"retriever": 5}, TypeError, "Expected a retriever"),
     ({"top_k": 0}, ValueError, "Expected top_k to be an integer of at least 1, got 0"),
-    ({"max_steps": 0}, ValueError, "Expected max_steps to be at least 1"),
-    ({"max_steps": 2.5}, TypeError, "Expected max_steps to be an integer or None, got 2.5"),
+    ({"top_k": "3"}, TypeError, "Expected top_k to be an integer of at least 1, got '3'"),
+    ({"max_steps": 0}, ValueError, "Expected max_steps to be an integer of at least 1, got 0"),
+    ({"max_steps": 2.5}, TypeError, "Expected max_steps to be an integer of at least 1, got 2.5"),
+    ({"task_seed": "x"}, TypeError, "the seed of the tasks to be an integer, got 'x'"),
+    ({"instructions": 5}, TypeError, "Expected instructions to be a str or None, got int"),
+    ({"count_tokens": 5}, TypeError, "Expected count_tokens to be a function"),
+    ({"count_tokens": str.split}, TypeError, r"Expected count_tokens\(text\) to be an integer"),
+    ({"tools": "search"}, TypeError, "tools: expected a sequence of names such as"),
+    ({"tools": 5}, TypeError, "tools: expected a sequence of names such as"),
+    ({"dataset": ""}, DataError, "expected a name or a path, got ''"),
+    ({"dataset": "world", "corpus": "x.jsonl"}, DataError, "corpus applies to files"),
     (
         {"tools": ("search", "visit")},
         TypeError,
@@ -171,6 +195,22 @@ BAD_ARGUMENTS = [
 def test_bad_arguments_are_refused_when_the_environment_is_made(arguments, error, message):
     with pytest.raises(error, match=message):
         make(**arguments)
+
+
+def test_numpy_integers_are_integers():
+    env = make(objectives=np.int64(1), top_k=np.int64(2), max_steps=np.int32(3), max_observation_chars=np.int64(200))
+    _, info = env.reset(seed=0)
+    assert (info["objectives"], env.episode.max_steps) == (1, 3)
+
+
+def test_no_more_than_top_k_hits_whatever_the_retriever_gives():
+    class Generous(CountingRetriever):
+        def search(self, queries, k):
+            return [[Hit(passage) for passage in PASSAGES] for _ in queries]
+
+    env = make(retriever=Generous(), top_k=2)
+    env.reset(seed=0)
+    assert env.step(search_text(env))[4]["hit_ids"] == ("p1", "p2")
 
 
 def test_gymnasium_passes_our_words_on():

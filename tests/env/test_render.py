@@ -168,7 +168,7 @@ def test_counting_is_cheap() -> None:
     [
         ({"max_passage": 0}, ValueError, r"max_passage: expected at least 1, got 0\."),
         ({"max_observation": 10}, ValueError, "the shortest block takes that much"),
-        ({"max_passage": 1.5}, TypeError, "expected an integer or None, got 1.5"),
+        ({"max_passage": 1.5}, TypeError, "Expected max_passage to be an integer, got 1.5"),
         ({"max_observation": True}, TypeError, "got True"),
     ],
 )

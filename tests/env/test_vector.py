@@ -196,7 +196,9 @@ def test_a_row_can_be_truncated_between_steps():
 
 BAD_STEPS = [
     (["a", "b"], ValueError, "Expected 3 actions, one per row, got 2"),
-    ("abc", TypeError, "Expected 3 actions, one text per row, got a single text"),
+    ("abc", TypeError, "Expected 3 actions, one per row, in a sequence, got 'abc'"),
+    (None, TypeError, "Expected 3 actions, one per row, in a sequence, got None"),
+    (iter("abc"), TypeError, "Expected 3 actions, one per row, in a sequence"),
     (["a", None, "b"], TypeError, "Expected the action of row 1 to be a str, got NoneType"),
     (["a", 3, "b"], TypeError, "Expected the action of row 1 to be a str, got int"),
 ]
@@ -215,6 +217,12 @@ def test_a_refused_step_touches_no_row(actions, error, message):
 
 BAD_RESETS = [
     ({"seed": [1, 2]}, ValueError, "Expected 3 seeds, one per row, got 2"),
+    ({"seed": 1.5}, TypeError, "Expected 3 seeds, one per row, in a sequence, got 1.5"),
+    ({"seed": [1, -1, 2]}, ValueError, "Expected a seed to be an integer of at least 0, got -1"),
+    ({"seed": [1, "a", 2]}, TypeError, "Expected a seed to be an integer of at least 0, got 'a'"),
+    ({"options": 5}, TypeError, "Expected options to be a dictionary or None, got 5"),
+    ({"options": {"indices": 5}}, TypeError, r"Expected 3 options\['indices'\], one per row, in a sequence, got 5"),
+    ({"options": {"indices": [0, True, 1]}}, TypeError, "to be an integer, got True"),
     ({"options": {"indices": [1]}}, ValueError, r"Expected 3 options\['indices'\], one per row, got 1"),
     ({"options": {"indices": [0, 1, 99]}}, IndexError, "index 99 is out of range"),
     ({"options": {"indicse": [1, 2, 3]}}, ValueError, "Unknown reset option 'indicse'. Did you mean 'index'"),
@@ -241,7 +249,7 @@ def test_a_step_before_the_first_reset_is_refused():
 
 @pytest.mark.parametrize(("number", "mode"), [(0, "NextStep"), ("3", "NextStep"), (True, "NextStep"), (2, "sometimes")])
 def test_bad_construction(number, mode):
-    with pytest.raises(ValueError, match=r"Expected num_envs|not a valid AutoresetMode"):
+    with pytest.raises((TypeError, ValueError), match=r"Expected num_envs|not a valid AutoresetMode"):
         make(number, mode)
 
 

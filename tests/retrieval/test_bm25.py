@@ -80,8 +80,12 @@ def test_k_beyond_the_corpus_gives_what_there_is():
 
 def test_bad_arguments_are_named():
     retriever = BM25Retriever(corpus("apple"))
-    with pytest.raises(ValueError, match="k >= 1, got 0"):
+    with pytest.raises(ValueError, match="Expected k to be an integer of at least 1, got 0"):
         retriever.search(["apple"], 0)
+    with pytest.raises(TypeError, match="Expected k to be an integer of at least 1, got '5'"):
+        retriever.search(["apple"], "5")
+    with pytest.raises(TypeError, match=r"title_weight to be an integer, got 1\.5"):
+        BM25Retriever(corpus("apple"), title_weight=1.5)
     with pytest.raises(TypeError, match=r"search\(\[query\], k\)"):
         retriever.search("apple", 1)
     with pytest.raises(UnknownNameError, match="numpy"):
