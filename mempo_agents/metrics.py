@@ -134,7 +134,7 @@ def bootstrap_interval(
     """[low, high] of the mean of `values`, by percentile bootstrap. Unknown values (None, NaN) are left out.
 
     `groups` names what each value belongs to (its task); whole groups are drawn, because samples of one task are not
-    independent. Without it every value is its own group. None when nothing is known; the order of `values` within a
+    independent. Without it every value is its own group. None with fewer than two known groups; the order of `values` within a
     group is irrelevant. Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
     """
     if not 0 < confidence < 1:
@@ -146,8 +146,8 @@ def bootstrap_interval(
         if (known := _known(value)) is not None:
             sums[name] = sums.get(name, 0.0) + known
             counts[name] = counts.get(name, 0) + 1
-    if not sums:
-        return None
+    if len(sums) < 2:
+        return None  # the spread of one task is unknown
     total_N, count_N = np.array(list(sums.values())), np.array(list(counts.values()))
     draws = np.random.default_rng(seed).integers(0, len(total_N), size=(resamples, len(total_N)))
     means = total_N[draws].sum(axis=1) / count_N[draws].sum(axis=1)
