@@ -15,6 +15,9 @@ def run(
     stop_at: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="End when the curve's F1 reaches this; default: never.")
     ] = None,
+    start: Annotated[
+        str | None, typer.Option(help="A nano model to go on from, in whatever protocol it was taught.")
+    ] = None,
     eval_tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks per point of the curve.")] = 64,
     evaluate_every: Annotated[int, typer.Option(min=1, help="Updates between points of the curve.")] = 250,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights, worlds and order.")] = 0,
@@ -31,6 +34,7 @@ def run(
         protocol=protocol,
         tokens=tokens,
         stop_at=stop_at,
+        start=start,
         eval_tasks=eval_tasks,
         evaluate_every=evaluate_every,
         seed=seed,

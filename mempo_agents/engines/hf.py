@@ -22,10 +22,10 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class HFEngine:
     """Any decoder-only attention model with its tokenizer.
 
-    model: a folder, a hub name, "smollm2" (embedded), or a loaded model, which then needs `tokenizer`. dtype: "auto" is
-    bfloat16 where the device computes in it, else float32; a loaded model keeps its own. device: by default the GPU
-    where there is one. window_tokens: the longest prompt plus response, by default what the model's configuration
-    allows.
+    model: a folder, a hub name, an embedded model ("smollm2", or one of `mempo_agents.nano.shipped`), or a loaded model,
+    which then needs `tokenizer`. dtype: "auto" is bfloat16 where the device computes in it, else float32; a loaded
+    model keeps its own. device: by default the GPU where there is one. window_tokens: the longest prompt plus response,
+    by default what the model's configuration allows.
 
     Prompts go through the tokenizer's chat template where it has one. A sampled end token belongs to the response ids,
     with empty text. Where the prompt leaves no room in the window, nothing is sampled and an empty response comes back
@@ -171,8 +171,9 @@ def _from_pretrained(auto_class: str, model: str | Path, **kwargs: Any) -> Any:
     except ImportError as error:
         raise MissingExtraError("transformers and torch", "hf", "A language model") from error
     from mempo_agents.engines.smollm2 import NAME, quiet_transformers, smollm2_dir
+    from mempo_agents.nano.shipped import weights_folder
 
-    where = smollm2_dir() if str(model) == NAME else model
+    where = smollm2_dir() if str(model) == NAME else (weights_folder(str(model)) or model)
     try:
         with quiet_transformers():
             return getattr(transformers, auto_class).from_pretrained(where, **kwargs)

@@ -12,12 +12,13 @@ from mempo_agents.engines.hf import HFEngine
 from mempo_agents.learners.optim import OptimizerSettings
 from mempo_agents.learners.warm_start import WarmStartSettings, warm_start
 from mempo_agents.metrics import summarise
-from mempo_agents.nano.lessons import Lessons
+from mempo_agents.nano.lessons import CURRICULUM, Lessons
 from mempo_agents.nano.model import nano_model
 from mempo_agents.nano.tokenizer import nano_tokenizer
 from mempo_agents.policies import get_policy
 from mempo_agents.rollout import rollout
 from mempo_agents.tokenizers import HFTokenizer
+from mempo_env.errors import DataError
 from mempo_env.tasks import compose
 from mempo_env.tasks.world import World
 
@@ -29,6 +30,7 @@ class CourseSettings:
     """tokens: about how many are trained on. eval_tasks: held-out tasks per point of the curve.
 
     stop_at: end as soon as the curve's F1 reaches it, to leave something for reinforcement; None runs to the end.
+    start: a nano model that can read already (in any protocol); then only the last stage is taught.
     """
 
     protocol: str = "mempo"
@@ -37,6 +39,7 @@ class CourseSettings:
     eval_tasks: int = 64
     evaluate_every: int = 250
     stop_at: float | None = None
+    start: str | None = None
     lr: float = 2e-3
     matrix_lr: float = 0.01
     batch_tokens: int = 2048
@@ -50,13 +53,21 @@ def run_course(
     The curve's tasks are of the dev split, which shares no name with train; the test split stays unseen.
     """
     tokenizer = nano_tokenizer()
-    model = nano_model(tokenizer, seed=settings.seed)
+    if settings.start is None:
+        model, curriculum = nano_model(tokenizer, seed=settings.seed), CURRICULUM
+    else:
+        start = HFEngine(settings.start, dtype="bfloat16")
+        if start.tokenizer.get_vocab() != tokenizer.get_vocab():
+            raise DataError(f"{settings.start} has another vocabulary; start from a model that this version trained.")
+        model, curriculum = start.model, CURRICULUM[-1:]
     # On CPUs the backward pass of the fused attention takes twice as long in bfloat16 as plain matrix products.
     model.set_attn_implementation("eager")
     codec = HFTokenizer(tokenizer, name="nano")
     chunk_tokens = 32 * settings.batch_tokens
     chunks = max(1, settings.tokens // chunk_tokens)
-    lessons = Lessons(codec, settings.protocol, chunks, seed=settings.seed, chunk_tokens=chunk_tokens)
+    lessons = Lessons(
+        codec, settings.protocol, chunks, seed=settings.seed, chunk_tokens=chunk_tokens, curriculum=curriculum
+    )
     engine = HFEngine(model, codec)
     return warm_start(
         model,

@@ -75,14 +75,14 @@ def timeless(folder: Path) -> list[dict]:
     return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
 def kill_at(step: int):
     def watch(record):
         if record["step"] == step:
-            raise Killed  # behind the log line, before the checkpoint
+            raise KilledError  # behind the log line, before the checkpoint
 
     return watch
 
@@ -91,7 +91,7 @@ def test_a_run_that_died_ends_as_if_it_had_not(tmp_path):
     whole = trainer(tmp_path / "whole")
     whole.run()
     for step in (1, 3, 3, 4):  # twice at the same place, and at the very end
-        with pytest.raises(Killed):
+        with pytest.raises(KilledError):
             trainer(tmp_path / "dead", watch=kill_at(step)).run()
     last = trainer(tmp_path / "dead")
     last.run()

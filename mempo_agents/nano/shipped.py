@@ -1,0 +1,24 @@
+"""The trained models that come with the package, by name: `HFEngine("nano-mempo")`.
+
+    nano-react, nano-mem1, nano-mempo       taught by the scripted teacher, deliberately short of perfect
+    nano-mempo-grpo, nano-mempo-mempo       trained on from nano-mempo by reinforcement, with that estimator
+
+Each folder under `mempo_agents/weights` is an ordinary transformers model with a `card.json`: the command, seed, data
+and curve that made it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[1] / "weights"
+
+
+def weight_names() -> list[str]:
+    return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
+
+
+def weights_folder(name: str) -> Path | None:
+    """The folder of the embedded model `name`, None when there is none of that name."""
+    folder = FOLDER / name
+    return folder if "/" not in name and (folder / "config.json").is_file() else None
