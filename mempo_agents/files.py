@@ -27,6 +27,9 @@ _SAME = ("sampled_text", "response", "memory", "action", "argument", "invalid_re
 _SAME_IN_TRAJECTORY = ("task_id", "sample", "policy", "protocol", "context", "objectives", "answer", "error",
                        "seed", "guided", "seconds")  # fmt: skip
 
+_TEXTS = frozenset({"sampled_text", "response", "action", "argument", "observation", "finish_reason",
+                    "task_id", "policy", "protocol", "context"})  # fmt: skip
+
 
 class TrajectoryWriter:
     """Appends trajectories to a file, each line flushed as it is written. A context manager.
@@ -136,7 +139,13 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
 
 def from_record(record: dict[str, Any]) -> Trajectory:
     """The inverse of `to_record`. Raises KeyError, TypeError or ValueError where the record is not one."""
-    messages: list[Message] = [{"role": role, "content": content} for role, content in record["messages"]]
+    messages: list[Message] = [{"role": _text(role), "content": _text(content)} for role, content in record["messages"]]
+
+    def message(number: int) -> Message:
+        if not isinstance(number, int) or not 0 <= number < len(messages):
+            raise ValueError(f"message {number!r} is not among the {len(messages)} messages")
+        return messages[number]
+
     steps, before = [], np.zeros(0, dtype=np.int64)
     for row in record["steps"]:
         shared = row["prompt"]["shared"]
@@ -154,20 +163,20 @@ def from_record(record: dict[str, Any]) -> Trajectory:
                 raise ValueError(f"{name} has {len(array)} values for {len(response_ids)} response ids")
         steps.append(
             Step(
-                messages=tuple(messages[index] for index in row["messages"]),
+                messages=tuple(message(number) for number in row["messages"]),
                 prompt_ids=prompt_ids,
                 response_ids=response_ids,
-                spans={name: (start, end) for name, (start, end) in row["spans"].items()},
-                hit_ids=tuple(row["hit_ids"]),
+                spans={name: _span(name, span, len(response_ids)) for name, span in row["spans"].items()},
+                hit_ids=tuple(_text(hit_id) for hit_id in row["hit_ids"]),
                 **arrays,
-                **{name: row[name] for name in _SAME},
+                **_fields(row, _SAME),
             )
         )
         before = np.concatenate([prompt_ids, response_ids])
     return Trajectory(
-        questions=tuple(record["questions"]),
-        answers=tuple(tuple(aliases) for aliases in record["answers"]),
-        head=tuple(messages[index] for index in record["head"]),
+        questions=tuple(_text(question) for question in record["questions"]),
+        answers=tuple(_aliases(aliases) for aliases in record["answers"]),
+        head=tuple(message(number) for number in record["head"]),
         steps=tuple(steps),
         reward=_nan(record["reward"]),
         reward_parts={name: _nan(value) for name, value in record["reward_parts"].items()},
@@ -175,7 +184,7 @@ def from_record(record: dict[str, Any]) -> Trajectory:
         f1=tuple(_nan(value) for value in record["f1"]),
         stop_reason=StopReason(record["stop_reason"]),
         metadata=dict(record["metadata"]),
-        **{name: record[name] for name in _SAME_IN_TRAJECTORY},
+        **_fields(record, _SAME_IN_TRAJECTORY),
     )
 
 
@@ -224,8 +233,34 @@ def _common_prefix(before: np.ndarray, ids: np.ndarray) -> int:
     return int(differs[0]) if len(differs) else length
 
 
-def _ids(values: list[int]) -> np.ndarray:
-    return np.array(values, dtype=np.int64)
+def _fields(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: _text(row[name]) if name in _TEXTS else row[name] for name in names}
+
+
+def _ids(values: Any) -> np.ndarray:
+    array = np.array(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind != "i"):
+        raise ValueError(f"expected a list of whole numbers, got {str(values)[:60]}")
+    return array.astype(np.int64)
+
+
+def _span(name: str, span: Any, length: int) -> tuple[int, int]:
+    start, end = span
+    if not isinstance(start, int) or not isinstance(end, int) or not 0 <= start <= end <= length:
+        raise ValueError(f"the span {name!r} is {span}, outside the {length} response ids")
+    return start, end
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, got {str(value)[:60]}")
+    return value
+
+
+def _aliases(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list):  # a bare text would come apart into its letters
+        raise TypeError(f"expected a list of accepted answers, got {str(values)[:60]!r}")
+    return tuple(_text(value) for value in values)
 
 
 def _null(value: float | None) -> float | None:

@@ -136,3 +136,29 @@ def test_each_line_is_on_disk_before_the_next_is_made(tmp_path):
         for count in (1, 2):
             writer.write(make_trajectory([make_step(4, 2)]))
             assert len(list(read_trajectories(path))) == count
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("steps", 0, "response_ids"), [1.5, 2.5], "whole numbers"),
+        (("steps", 0, "response_ids"), [10**30, 1], "whole numbers"),
+        (("steps", 0, "prompt", "ids"), [True, False, True, True], "whole numbers"),
+        (("steps", 0, "messages"), [-1], "message -1 is not among"),
+        (("head",), [99], "message 99 is not among"),
+        (("steps", 0, "spans"), {"memory": [1, 3]}, "outside the 2 response ids"),
+        (("steps", 0, "response"), 5, "expected a text, got 5"),
+        (("answers",), ["Paris"], "a list of accepted answers, got 'Paris'"),
+        (("task_id",), None, "expected a text, got None"),
+    ],
+)
+def test_values_that_would_mean_something_else_are_refused(tmp_path, path, value, message):
+    record = to_record(make_trajectory([make_step(4, 2)]))
+    target = record
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = value
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps(record) + "\n")
+    with pytest.raises(DataError, match=f"line 1: not a whole trajectory: .*{message}"):
+        list(read_trajectories(file))
