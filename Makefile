@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 BENCH_OUT ?= out/bench
+NANO_OUT ?= out/nano
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup bench test test-all check format docs clean
+.PHONY: help setup bench nano test test-all check format docs clean
 
 help: ## Show this list
 	@echo "MemPO Gym. Each target sets up what it needs in $(VENV)."
@@ -59,6 +60,9 @@ setup: $(VENV)/.test ## Install everything that development needs
 bench: $(VENV)/.model ## Compare ReAct, MEM1 and MemPO over 2 to 10 objectives and print the table
 	@echo "== Benchmark: the scripted oracle, then the embedded language model (about 5 minutes; results in $(BENCH_OUT))"
 	@$(BIN)/python -m benchmarks.head_to_head --out $(BENCH_OUT) $(ARGS)
+
+nano: $(VENV)/.model ## Train the small model from nothing and print its curve (under an hour on two cores)
+	@$(BIN)/mempo nano --out $(NANO_OUT) $(ARGS)
 
 test: $(VENV)/.test ## Run the test suite (no network, no GPU)
 	@echo "== Tests"

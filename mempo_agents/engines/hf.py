@@ -22,7 +22,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class HFEngine:
     """Any decoder-only attention model with its tokenizer.
 
-    model: a folder, a hub name, an embedded model ("smollm2", or one of `mempo_agents.nano.shipped`), or a loaded model,
+    model: a folder, a hub name, an embedded model ("smollm2", or one of `mempo_agents.nano.shipped`) or a loaded one,
     which then needs `tokenizer`. dtype: "auto" is bfloat16 where the device computes in it, else float32; a loaded
     model keeps its own. device: by default the GPU where there is one. window_tokens: the longest prompt plus response,
     by default what the model's configuration allows.

@@ -1,0 +1,142 @@
+"""`mempo train`, `warm-start` and `nano` from the command line: options, files, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from mempo_agents import cli
+from mempo_agents.learners.metrics_log import read_metrics
+from mempo_agents.nano.model import nano_model
+from mempo_agents.nano.tokenizer import nano_tokenizer
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = nano_tokenizer()
+    nano_model(tokenizer, width=64, layers=1, dtype="float32").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def mempo(monkeypatch, capsys, *words: str) -> tuple[int, str]:
+    """Exit code and stderr of a command, through `main`, which words the errors."""
+    monkeypatch.setattr("sys.argv", ["mempo", *words])
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.err
+
+
+SMALL = ("--dataset", "world-compact:size=200", "--objectives", "1", "--max-steps", "2", "--max-new-tokens", "5",
+         "--tasks", "2", "--group-size", "2", "--updates", "1", "--eval-tasks", "2", "--device", "cpu")  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["train", "warm-start", "nano"])
+def test_help_names_every_option_with_a_sentence(command):
+    shown = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert shown.exit_code == 0
+    assert "interrupted" in shown.output or "killed continues" in shown.output
+
+
+def test_a_config_is_read_and_the_command_line_wins(monkeypatch, capsys, tmp_path, model):
+    config = tmp_path / "small.toml"
+    config.write_text('objectives = 1\nreward = "f1"\nseed = 5\n', encoding="utf-8")
+    code, error = mempo(
+        monkeypatch, capsys, "train", "--out", str(tmp_path / "run"), "--model", model, "--config", str(config),
+        "--seed", "6", *SMALL,
+    )  # fmt: skip
+    assert code == 0, error
+    import json
+
+    settings = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert (settings["reward"], settings["seed"], settings["instructions"]) == ("f1", 6, "")
+    assert [line["step"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--estimator", "mempp"), "Unknown estimator 'mempp'. Did you mean 'mempo'?"),
+        (("--policy", "memp"), "Unknown policy 'memp'. Did you mean 'mempo'?"),
+        (("--split", "trian"), "Did you mean 'train'?"),
+        (("--temperature", "0"), "temperature: expected a positive number"),
+        (("--optimizer", "sgd"), "optimizer: expected 'adamw' or 'muon', got 'sgd'."),
+        (("--old-logprobs", "guess"), "old_logprobs: expected 'sampler' or 'recomputed', got 'guess'."),
+        (("--reward", "bleu"), "Unknown reward 'bleu'"),
+        (("--estimator", "gae"), "needs a critic"),
+    ],
+)
+def test_wrong_arguments_are_one_line(monkeypatch, capsys, tmp_path, model, words, message):
+    out = tmp_path / "run"
+    code, error = mempo(monkeypatch, capsys, "train", "--out", str(out), "--model", model, *SMALL, *words)
+    assert code == 2
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+    assert not (out / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rate = 1e-6\n", "Unknown option in"),
+        ('updates = "many"\n', "updates: expected int, got 'many'"),
+        ("updates = [\n", "expected TOML"),
+    ],
+)
+def test_wrong_configs_are_one_line(monkeypatch, capsys, tmp_path, text, message):
+    config = tmp_path / "wrong.toml"
+    config.write_text(text, encoding="utf-8")
+    code, error = mempo(monkeypatch, capsys, "train", "--out", str(tmp_path / "run"), "--config", str(config))
+    assert code == 2
+    assert message in error
+
+
+def test_a_model_that_is_not_there(monkeypatch, capsys, tmp_path):
+    code, error = mempo(
+        monkeypatch, capsys, "train", "--out", str(tmp_path / "run"), "--model", "no/such-model", *SMALL
+    )
+    assert code == 2
+    assert "Could not load the language model 'no/such-model'" in error
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
+def test_shipped_configs_hold_known_options_and_legal_values(config):
+    import inspect
+
+    from mempo_agents.commands.train import run
+    from mempo_agents.commands.training import merged, settings_from
+
+    options = {name: p.default for name, p in inspect.signature(run).parameters.items() if name != "out"}
+    chosen = merged(options, config, skip=("out", "config"))
+    settings = settings_from(chosen)
+    given = tomllib.loads(config.read_text(encoding="utf-8"))
+    assert settings.optimizer.lr == given["lr"]
+    open_lines = [line for line in config.read_text(encoding="utf-8").splitlines() if "OPEN" in line]
+    assert len(open_lines) > 5, "what the paper leaves open is marked"
+
+
+def test_warm_start_teaches_and_continues(monkeypatch, capsys, tmp_path, model):
+    words = ("warm-start", "--out", str(tmp_path), "--model", model, "--dataset", "world-compact:size=200", "--tasks",
+             "8", "--objectives", "1", "--quote", "--terse", "--lr", "1e-3", "--epochs", "2", "--batch-tokens", "4000",
+             "--dtype", "float32", "--device", "cpu")  # fmt: skip
+    code, error = mempo(monkeypatch, capsys, *words)
+    assert code == 0, error
+    assert re.search(r"\d+ steps to learn from; 0 longer", error)
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert mempo(monkeypatch, capsys, *words)[0] == 0
+    assert read_metrics(tmp_path / "metrics.jsonl") == lines
