@@ -23,6 +23,7 @@ from mempo_env.retrieval.corpus import Corpus
 from mempo_env.retrieval.dense import EMBEDDINGS, SCORE_DECIMALS, DenseRetriever, load_embeddings
 from mempo_env.retrieval.encoders import Encoder, get_encoder
 from mempo_env.retrieval.encoding import DONE, PLAN, EncodingJob, Progress, encode, prepare, truncated_total
+from mempo_env.retrieval.exact import top_inner_products
 from mempo_env.retrieval.vectors import (
     INDEX,
     bytes_per_vector,
@@ -233,7 +234,7 @@ def measure_recall(
     found = retriever.rank(vectors, max(ks))
     seconds = time.perf_counter() - started
     embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r", allow_pickle=False)
-    exact = exact_top(embeddings, vectors, max(ks))
+    _, exact = top_inner_products(vectors, embeddings, min(max(ks), len(embeddings)))
     shares: dict[int, list[float]] = {k: [] for k in ks}
     for vector, ranked, best in zip(vectors, found, exact, strict=True):
         rows = np.array([row - first for row, _ in ranked], np.int64)
@@ -249,24 +250,3 @@ def measure_recall(
         "seed": seed,
         "search_seconds_per_query": round(seconds / len(queries), 6),
     }
-
-
-def exact_top(embeddings: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
-    """Rows of the k largest inner products of each vector [Q, D] with embeddings [N, D], best first: [Q, min(k, N)]."""
-    best_scores = np.full((len(vectors), 0), -np.inf, np.float32)
-    best_rows = np.zeros((len(vectors), 0), np.int64)
-    for start in range(0, len(embeddings), _ADD_ROWS):
-        block = np.asarray(embeddings[start : start + _ADD_ROWS], np.float32)
-        scores = np.concatenate([best_scores, vectors @ block.T], axis=1)
-        rows = np.broadcast_to(np.arange(start, start + len(block)), (len(vectors), len(block)))
-        all_rows = np.concatenate([best_rows, rows], axis=1)
-        keep = np.argsort(-scores, axis=1, kind="stable")[:, :k] if scores.shape[1] <= 4 * k else _top(scores, k)
-        best_scores = np.take_along_axis(scores, keep, axis=1)
-        best_rows = np.take_along_axis(all_rows, keep, axis=1)
-    return best_rows
-
-
-def _top(scores: np.ndarray, k: int) -> np.ndarray:
-    chosen = np.argpartition(-scores, k, axis=1)[:, :k]
-    order = np.argsort(-np.take_along_axis(scores, chosen, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(chosen, order, axis=1)

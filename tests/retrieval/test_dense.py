@@ -23,10 +23,11 @@ from mempo_env.types import Passage
 faiss = pytest.importorskip("faiss")
 pytest.importorskip("pyarrow")
 
-from mempo_env.retrieval.build import build_dense, estimate_dense, exact_top  # noqa: E402
+from mempo_env.retrieval.build import build_dense, estimate_dense  # noqa: E402
 from mempo_env.retrieval.dense import DenseRetriever  # noqa: E402
 from mempo_env.retrieval.encoders import Encoder, prefixes_for  # noqa: E402
 from mempo_env.retrieval.encoding import Clock  # noqa: E402
+from mempo_env.retrieval.exact import top_inner_products  # noqa: E402
 from mempo_env.retrieval.hybrid import HybridRetriever  # noqa: E402
 from mempo_env.retrieval.rerank import RerankRetriever  # noqa: E402
 from mempo_env.retrieval.sharded import ShardedRetriever  # noqa: E402
@@ -116,13 +117,23 @@ def test_flat_is_exact_and_the_measured_recall_says_so(tmp_path: Path, corpus: C
     assert coarse["recall"]["recall_at_10"] < 0.9
 
 
-def test_exact_top_over_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mempo_env.retrieval.build._ADD_ROWS", 7)
+@pytest.mark.parametrize("cells", [1, 300, 10**9])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_matrix_products_find_what_sorting_finds(monkeypatch: pytest.MonkeyPatch, cells: int, dtype: type) -> None:
+    monkeypatch.setattr("mempo_env.retrieval.exact._CELLS", cells)
+    monkeypatch.setattr("mempo_env.retrieval.exact._QUERIES", 3)
     rng = np.random.default_rng(0)
-    embeddings = rng.standard_normal((50, 6)).astype(np.float16)
-    vectors = rng.standard_normal((4, 6)).astype(np.float32)
-    expected = np.argsort(-(vectors @ embeddings.astype(np.float32).T), axis=1)[:, :5]
-    assert (exact_top(embeddings, vectors, 5) == expected).all()
+    matrix = rng.standard_normal((9000, 6)).astype(dtype)
+    queries = rng.standard_normal((7, 6)).astype(np.float32)
+    products = queries @ matrix.astype(np.float32).T
+    expected = np.argsort(-products, axis=1)[:, :5]
+    scores, rows = top_inner_products(queries, matrix, 5)
+    assert (rows == expected).all()
+    assert np.allclose(scores, np.take_along_axis(products, expected, axis=1), atol=1e-5)
+    scores, rows = top_inner_products(queries, matrix[:3], 5)
+    assert (rows[:, :3] == np.argsort(-products[:, :3], axis=1)).all()
+    assert (rows[:, 3:] == -1).all()
+    assert top_inner_products(queries[:0], matrix, 5)[1].shape == (0, 5)
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path: Path, corpus: Corpus) -> None:
