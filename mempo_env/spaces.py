@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Space
 from gymnasium.vector.utils import create_shared_memory
+from gymnasium.wrappers.utils import create_zero_array
 
 #: Longest text of an environment's own spaces, in characters. A bound that nobody meets, not a budget.
 MAX_TEXT_CHARS = 2**31 - 1
@@ -85,6 +86,12 @@ class Unicode(Space[str]):
         return isinstance(other, Unicode) and self.max_length == other.max_length
 
     __hash__ = None  # type: ignore[assignment]  # as for Gymnasium's own spaces, which hold a generator
+
+
+# What wrappers that stack or delay observations fill up with before there are any.
+@create_zero_array.register(Unicode)
+def _no_text(space: Unicode) -> str:
+    return ""
 
 
 # Gymnasium's synchronous vector environment and its asynchronous one without shared memory batch this space into a

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers import DelayObservation, FrameStackObservation
 
 from mempo_env.spaces import SAMPLE_CHARS, Unicode
 
@@ -101,6 +102,13 @@ def test_batches_sample_independently():
     sample = batched.sample()
     assert sample in batched
     assert len(set(sample)) == 3
+
+
+def test_wrappers_that_stack_and_delay_observations_take_texts():
+    assert FrameStackObservation(EchoEnv(), 2).reset()[0] == ("début – 東京",) * 2
+    delayed = DelayObservation(EchoEnv(), 1)
+    assert delayed.reset()[0] == ""
+    assert delayed.step("next")[0] == "début – 東京"
 
 
 @pytest.mark.parametrize("make", [SyncVectorEnv, lambda fns: AsyncVectorEnv(fns, shared_memory=False)])
