@@ -89,7 +89,7 @@ class Unicode(Space[str]):
 
 
 # What wrappers that stack or delay observations fill up with before there are any.
-@create_zero_array.register(Unicode)
+@create_zero_array.register(Unicode)  # type: ignore[misc]  # its annotation wants a generic space
 def _no_text(space: Unicode) -> str:
     return ""
 
