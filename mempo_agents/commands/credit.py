@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +58,7 @@ def run(
     groups = groups_of(t for t in read_trajectories(file) if policy is None or t.policy == policy)
     if not groups:
         raise ValueError(f"{file} has no trajectories" + (f" of policy {policy!r}." if policy else "."))
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=120)  # the table has whole intervals
     tokenizer = None
     if scores is not None:
         scored, source = read_scores(scores, groups)
