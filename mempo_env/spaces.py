@@ -89,8 +89,8 @@ class Unicode(Space[str]):
 
 
 # What wrappers that stack or delay observations fill up with before there are any.
-@create_zero_array.register(Unicode)  # type: ignore[misc]  # its annotation wants a generic space
-def _no_text(space: Unicode) -> str:
+@create_zero_array.register(Unicode)
+def _no_text(space: Unicode) -> str:  # type: ignore[misc]  # its annotation wants a generic space
     return ""
 
 

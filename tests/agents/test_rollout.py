@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from agents_world import QUESTIONS, TASK, env_kwargs
-from test_files import equal
+from test_trajectory_files import equal
 
 from mempo_agents.engines import get_engine
 from mempo_agents.engines.base import Sampling
