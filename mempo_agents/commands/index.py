@@ -46,6 +46,10 @@ def run(
         Path | None, typer.Option(help="Take the vectors of this folder's dense index, to try another factory.")
     ] = None,
     sample: Annotated[int, typer.Option(min=0, help="Queries on which recall is measured; 0 for none.")] = 200,
+    target_recall: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Recall at 3 that the effort is chosen for, where --effort is not given."),
+    ] = 0.95,
     seed: Annotated[int, typer.Option(min=0, help="Seed of training rows and of the recall sample.")] = 0,
     estimate: Annotated[bool, typer.Option("--estimate", help="Say what an index would need, and stop.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what stands in the folder.")] = False,
@@ -91,6 +95,7 @@ def run(
                 keep_embeddings=keep_embeddings,
                 reuse=reuse / "dense" if reuse is not None else None,
                 sample=sample,
+                target_recall=target_recall,
                 seed=seed,
                 overwrite=overwrite,
                 progress=progress,

@@ -31,6 +31,7 @@ from mempo_env.retrieval.vectors import (
     default_candidates,
     default_effort,
     import_faiss,
+    most_effort,
     set_effort,
     train_and_add,
     training_rows,
@@ -39,6 +40,8 @@ from mempo_env.retrieval.vectors import (
 SHARD_ROWS = 2048
 _ADD_ROWS = 16_384
 _ENCODER_BYTES = 1 << 30
+_RECALL_AT = (1, 3, 10)
+_WORTH_DOUBLING = 0.004  # of recall at 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ def build_dense(
     keep_embeddings: bool = True,
     reuse: str | Path | None = None,
     sample: int = 200,
+    target_recall: float = 0.95,
     seed: int = 0,
     shard_rows: int = SHARD_ROWS,
     overwrite: bool = False,
@@ -88,7 +92,8 @@ def build_dense(
     Args:
         encoder: a name, or an instance (then one process codes, whatever `devices` says).
         encoder_options: arguments of `SentenceEncoder` but the device, such as a prefix or max_tokens.
-        factory: a FAISS factory string. effort: lists probed or candidates kept; None chooses by the index.
+        factory: a FAISS factory string. effort: lists probed or candidates kept; None takes the least that reaches
+            `target_recall` at 3 on the sample, as far as more effort helps.
         devices: where to encode, one process each: ("cuda:0", "cuda:1"), or ("cpu", "cpu") for two processes.
         keep_embeddings: keep the float16 vectors beside the index, from which candidates are ranked again.
         reuse: the folder of another dense index of the same passages and encoder; its vectors are used, nothing is
@@ -132,9 +137,8 @@ def build_dense(
         encode(job, todo, model, devices if name else devices[:1], progress)
         n_truncated = truncated_total(job)
     embeddings = np.load(partial / EMBEDDINGS, mmap_mode="r", allow_pickle=False)
-    _index(embeddings, factory, effort, partial, seed, progress)
-    if effort is None:
-        effort = default_effort(factory, model.dimensions)
+    chosen = effort if effort is not None else default_effort(factory, model.dimensions)
+    _index(embeddings, factory, chosen, partial, seed, progress)
     manifest: dict[str, Any] = {
         "kind": "dense",
         "schema_version": storage.SCHEMA_VERSION,
@@ -145,7 +149,7 @@ def build_dense(
         "encoder": {"model": name, "name": model.name, "options": options},
         "dimensions": model.dimensions,
         "factory": factory,
-        "effort": effort,
+        "effort": chosen,
         "candidates": default_candidates(factory),
         "seed": seed,
         "keep_embeddings": keep_embeddings,
@@ -155,7 +159,12 @@ def build_dense(
     if sample:
         if progress:
             progress("measuring recall", 0, 1)
-        manifest["recall"] = measure_recall(corpus, partial, model, sample=sample, seed=seed)
+        queries = RecallSample(corpus, partial, model, sample, seed)
+        if effort is None and chosen is not None:
+            most = most_effort(factory, model.dimensions)
+            manifest["effort"], manifest["recall"] = _choose_effort(queries, chosen, most, target_recall, progress)
+        else:
+            manifest["recall"] = queries.measure(effort)
         if progress:
             progress("measuring recall", 1, 1)
     manifest["build_seconds"] = round(time.perf_counter() - started, 3)
@@ -207,46 +216,60 @@ def _index(
     for done in train_and_add(index, training, blocks(), seed):
         if progress:
             progress("indexing", done, count)
-    chosen_effort = effort if effort is not None else default_effort(factory, dimensions)
-    if chosen_effort is not None:
-        set_effort(index, chosen_effort)
+    if effort is not None:
+        set_effort(index, effort)
     import_faiss().write_index(index, str(folder / INDEX))
 
 
-def measure_recall(
-    corpus: Corpus, folder: Path, encoder: Encoder, *, sample: int = 200, seed: int = 0, ks: Sequence[int] = (1, 3, 10)
-) -> dict[str, Any]:
-    """Share of the exact top k that the index also returns, averaged over queries.
+class RecallSample:
+    """Queries with their exact answers, to judge an index by: titles and first eight words of passages drawn by `seed`.
 
-    Exact search goes over all float16 vectors.
-
-    The queries are passages' titles and first eight words, drawn by `seed`: words that occur, not whole passages.
+    Words that occur, not whole passages. Exact search goes over all float16 vectors in `folder`.
     """
-    retriever = DenseRetriever(corpus, folder, encoder=encoder)
-    first, last = retriever.manifest["rows"]
-    chosen = np.random.default_rng(seed).choice(last - first, min(sample, last - first), replace=False)
-    queries = []
-    for row in np.sort(chosen):
-        passage = corpus[first + int(row)]
-        queries.append(" ".join([passage.title, *passage.text.split()[:8]]))
-    vectors = encoder.encode_queries(queries)
-    started = time.perf_counter()
-    found = retriever.rank(vectors, max(ks))
-    seconds = time.perf_counter() - started
-    embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r", allow_pickle=False)
-    _, exact = top_inner_products(vectors, embeddings, min(max(ks), len(embeddings)))
-    shares: dict[int, list[float]] = {k: [] for k in ks}
-    for vector, ranked, best in zip(vectors, found, exact, strict=True):
-        rows = np.array([row - first for row, _ in ranked], np.int64)
-        scores = np.round(embeddings[rows].astype(np.float64) @ vector, SCORE_DECIMALS)
-        best_scores = np.round(embeddings[best].astype(np.float64) @ vector, SCORE_DECIMALS)
-        for k in ks:
-            # By score and not by row: of passages that tie for the last place, any is right.
-            shares[k].append(float((scores[:k] >= best_scores[:k].min()).sum()) / len(best_scores[:k]))
-    recall = {f"recall_at_{k}": round(float(np.mean(shares[k])), 4) for k in ks}
-    return {
-        **recall,
-        "queries": len(queries),
-        "seed": seed,
-        "search_seconds_per_query": round(seconds / len(queries), 6),
-    }
+
+    def __init__(self, corpus: Corpus, folder: Path, encoder: Encoder, sample: int, seed: int) -> None:
+        self._corpus, self._folder, self._encoder, self._seed = corpus, folder, encoder, seed
+        self._first, last = storage.read_manifest(folder, "dense")["rows"]
+        chosen = np.random.default_rng(seed).choice(last - self._first, min(sample, last - self._first), replace=False)
+        queries = []
+        for row in np.sort(chosen):
+            passage = corpus[self._first + int(row)]
+            queries.append(" ".join([passage.title, *passage.text.split()[:8]]))
+        self._vectors = encoder.encode_queries(queries)
+        self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r", allow_pickle=False)
+        depth = min(max(_RECALL_AT), len(self._embeddings))
+        _, self._exact = top_inner_products(self._vectors, self._embeddings, depth)
+
+    def measure(self, effort: int | None) -> dict[str, Any]:
+        """Share of the exact top k that the index also returns at this effort, averaged over the queries."""
+        retriever = DenseRetriever(self._corpus, self._folder, encoder=self._encoder, effort=effort)
+        started = time.perf_counter()
+        found = retriever.rank(self._vectors, max(_RECALL_AT))
+        seconds = (time.perf_counter() - started) / len(found)
+        shares: dict[int, list[float]] = {k: [] for k in _RECALL_AT}
+        for vector, ranked, best in zip(self._vectors, found, self._exact, strict=True):
+            rows = np.array([row - self._first for row, _ in ranked], np.int64)
+            scores = np.round(self._embeddings[rows].astype(np.float64) @ vector, SCORE_DECIMALS)
+            best_scores = np.round(self._embeddings[best].astype(np.float64) @ vector, SCORE_DECIMALS)
+            for k in _RECALL_AT:
+                # By score and not by row: of passages that tie for the last place, any is right.
+                shares[k].append(float((scores[:k] >= best_scores[:k].min()).sum()) / len(best_scores[:k]))
+        recall = {f"recall_at_{k}": round(float(np.mean(shares[k])), 4) for k in _RECALL_AT}
+        about = {"queries": len(found), "seed": self._seed, "search_seconds_per_query": round(seconds, 6)}
+        return {**recall, **about}
+
+
+def _choose_effort(
+    sample: RecallSample, first: int, most: int, target: float, progress: Progress | None
+) -> tuple[int, dict[str, Any]]:
+    """The smallest of first, 2 * first, .. <= most that reaches `target` at 3, or from which doubling stops helping."""
+    effort, recall = first, sample.measure(first)
+    while recall["recall_at_3"] < target and effort < most:
+        more = min(2 * effort, most)
+        if progress:
+            progress(f"recall at 3 is {recall['recall_at_3']} at effort {effort}, trying {more}", 0, 1)
+        better = sample.measure(more)
+        if better["recall_at_3"] < recall["recall_at_3"] + _WORTH_DOUBLING:
+            break
+        effort, recall = more, better
+    return effort, recall

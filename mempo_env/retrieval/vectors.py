@@ -189,6 +189,14 @@ def default_effort(factory: str, dimensions: int) -> int | None:
     return 128 if isinstance(inner, faiss.IndexHNSW) else None
 
 
+def most_effort(factory: str, dimensions: int) -> int:
+    """The largest useful setting: all lists (IVF), or as many candidates as still make sense for a graph (HNSW)."""
+    faiss = import_faiss()
+    index = create_index(factory, dimensions)
+    inner = _inner(index)
+    return int(inner.nlist) if isinstance(inner, faiss.IndexIVF) else 4096
+
+
 def default_candidates(factory: str) -> int:
     """How many candidates beyond k to rank again: PQ codes order coarsely, so more of them must be looked at."""
     return 256 if "PQ" in factory else 32

@@ -117,6 +117,17 @@ def test_flat_is_exact_and_the_measured_recall_says_so(tmp_path: Path, corpus: C
     assert coarse["recall"]["recall_at_10"] < 0.9
 
 
+def test_the_effort_is_chosen_for_the_recall(tmp_path: Path) -> None:
+    corpus = corpus_of(make_passages(4000, words=12), tmp_path / "c")
+    encoder = HashEncoder()
+    low = build_dense(corpus, tmp_path / "low", encoder=encoder, factory="IVF64,Flat", target_recall=0.2, sample=60)
+    high = build_dense(corpus, tmp_path / "high", encoder=encoder, factory="IVF64,Flat", target_recall=0.99, sample=60)
+    assert low["effort"] == 16
+    assert high["effort"] in (32, 64)
+    assert high["recall"]["recall_at_3"] > low["recall"]["recall_at_3"]
+    assert DenseRetriever(corpus, tmp_path / "high", encoder=encoder).manifest["effort"] == high["effort"]
+
+
 @pytest.mark.parametrize("cells", [1, 300, 10**9])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_matrix_products_find_what_sorting_finds(monkeypatch: pytest.MonkeyPatch, cells: int, dtype: type) -> None:
