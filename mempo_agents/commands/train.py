@@ -9,6 +9,7 @@ import typer
 
 
 def run(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder of the run; one that was killed continues.")],
     config: Annotated[
         Path | None,
@@ -78,7 +79,7 @@ def run(
     options = dict(locals())
     from mempo_agents.commands.training import merged, print_record, settings_from
 
-    chosen = merged(options, config, skip=("out", "config"))
+    chosen = merged(options, config, ("context", "out", "config"), context)
     settings = settings_from(chosen)
     from mempo_agents.learners.trainer import Trainer
 

@@ -12,8 +12,8 @@ import typer
 from mempo_env.errors import DataError, UnknownNameError
 
 
-def merged(options: Mapping[str, Any], config: Path | None, skip: Sequence[str]) -> dict[str, Any]:
-    """The options, with those of `config` wherever the command line left the default.
+def merged(options: Mapping[str, Any], config: Path | None, skip: Sequence[str], context: Any = None) -> dict[str, Any]:
+    """The options, with those of `config` wherever the command line left the default. context: typer's; None takes all.
 
     Raises DataError for a file that is no TOML, UnknownNameError for a key that is no option, and DataError for a value
     of another kind than the option's.
@@ -25,9 +25,6 @@ def merged(options: Mapping[str, Any], config: Path | None, skip: Sequence[str])
         given = tomllib.loads(config.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise DataError(f"{config}: expected TOML: {error}") from error
-    import click
-
-    context = click.get_current_context(silent=True)
     for name, value in given.items():
         if name not in chosen:
             raise UnknownNameError(f"option in {config}", name, chosen)

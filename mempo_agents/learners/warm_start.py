@@ -25,6 +25,7 @@ from mempo_agents.learners.checkpoint import checkpoints, load_checkpoint, save_
 from mempo_agents.learners.losses import token_logprobs
 from mempo_agents.learners.metrics_log import MetricsLog
 from mempo_agents.learners.optim import MasterOptimizer, OptimizerSettings, rate_at
+from mempo_agents.learners.processes import Processes
 from mempo_agents.policies import get_policy
 from mempo_agents.rollout import rollout
 from mempo_agents.run_folder import only_writer
@@ -133,16 +134,21 @@ def warm_start(
     evaluate: Callable[[], dict[str, float]] | None = None,
     watch: Callable[[dict[str, Any]], None] | None = None,
     stop: Callable[[dict[str, Any]], bool] | None = None,
+    processes: Processes | None = None,
 ) -> dict[str, Any]:
     """Trains `model` on chunk(0) ... chunk(chunks - 1), writing checkpoints and metrics.jsonl into `folder`.
 
     Continues from the newest checkpoint in `folder` if there is one. evaluate: called every `evaluate_every` updates
     and at the end; what it returns is logged. stop: asked after each evaluation with the record; True ends the run
-    there. Returns the last record. Raises FloatingPointError when the loss is no number, after which the newest
-    checkpoint still holds good weights.
+    there. processes: several share the rows of each update; the weights agree with one process's up to rounding, and
+    bit for bit with another run of as many. Returns the last record. Raises FloatingPointError when the loss is no
+    number, after which the newest checkpoint still holds good weights.
     """
+    run = _Run(model, tokenizer, settings, folder, evaluate, watch, stop, processes or Processes())
+    if not run.processes.is_main:
+        return run.go(chunk, chunks)
     with only_writer(folder):
-        return _Run(model, tokenizer, settings, folder, evaluate, watch, stop).go(chunk, chunks)
+        return run.go(chunk, chunks)
 
 
 @dataclass
@@ -154,6 +160,7 @@ class _Run:
     evaluate: Callable[[], dict[str, float]] | None
     watch: Callable[[dict[str, Any]], None] | None
     stop: Callable[[dict[str, Any]], bool] | None
+    processes: Processes
     step: int = 0
     chunk: int = 0
     batch: int = 0
@@ -178,10 +185,12 @@ class _Run:
                 last = self.chunk == chunks - 1 and self.batch == len(batches)
                 due = self.evaluate is not None and self.step % self.settings.evaluate_every == 0
                 if self.evaluate is not None and (due or last):
-                    record |= {f"eval_{name}": value for name, value in self.evaluate().items()}
-                self.log.write(record)
-                if self.watch is not None:
-                    self.watch(record)
+                    figures = self.processes.gather(self.evaluate() if self.processes.is_main else {})[0]
+                    record |= {f"eval_{name}": value for name, value in figures.items()}
+                if self.processes.is_main:
+                    self.log.write(record)
+                    if self.watch is not None:
+                        self.watch(record)
                 if due and self.stop is not None and self.stop(record):
                     self._save(finished=True)
                     return record
@@ -201,16 +210,19 @@ class _Run:
         settings = self.settings
         device = next(self.model.parameters()).device
         trained = sum(int(row.mask.sum()) for row in rows)
-        loss = right = 0.0
-        for part in micro_batches([row.length for row in rows], settings.micro_tokens or settings.batch_tokens):
-            batch = collate([rows[i] for i in part], device)
+        loss = right = tokens = 0.0
+        mine = self.processes.share(rows)
+        for part in micro_batches([row.length for row in mine], settings.micro_tokens or settings.batch_tokens):
+            batch = collate([mine[i] for i in part], device)
             logits = response_logits(self.model, batch)
             part_loss = -token_logprobs(logits, batch.targets, chunk_tokens=4096).sum() / trained
             part_loss.backward()
             loss += float(part_loss.detach())
             right += float((logits.detach().argmax(-1) == batch.targets).sum()) / trained
-            self.tokens += batch.tokens
-        self.optimizer.gather_gradients()
+            tokens += batch.tokens
+        self.processes.add_up(self.optimizer.gather_gradients())
+        loss, right, tokens = map(sum, zip(*self.processes.gather((loss, right, tokens)), strict=True))
+        self.tokens += int(tokens)
         rate = rate_at(done, warmup=settings.warmup, decay=settings.decay, floor=0.02)
         norm = self.optimizer.step(max(rate, 0.01))
         if not math.isfinite(loss) or not math.isfinite(norm):
@@ -226,6 +238,11 @@ class _Run:
         }  # fmt: skip
 
     def _save(self, finished: bool = False) -> None:
+        if self.processes.is_main:
+            self._write(finished)
+        self.processes.wait()
+
+    def _write(self, finished: bool) -> None:
         state = {"chunk": self.chunk, "batch": self.batch, "tokens": self.tokens, "seconds": self.seconds,
                  "finished": finished, "kind": "warm_start"}  # fmt: skip
         folder = self.folder / "checkpoints"
@@ -236,11 +253,13 @@ class _Run:
     def _resume(self) -> bool:
         found = checkpoints(self.folder / "checkpoints")
         if not found:
-            self.log.cut(-1)
+            if self.processes.is_main:
+                self.log.cut(-1)
             return False
         state, tensors = load_checkpoint(found[-1])
         self.optimizer.load(tensors)
         self.step, self.chunk, self.batch = state["step"], state["chunk"], state["batch"]
         self.tokens, self.seconds = state["tokens"], state["seconds"]
-        self.log.cut(self.step)
+        if self.processes.is_main:
+            self.log.cut(self.step)
         return bool(state["finished"])

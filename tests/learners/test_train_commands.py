@@ -120,7 +120,9 @@ def test_shipped_configs_hold_known_options_and_legal_values(config):
     from mempo_agents.commands.train import run
     from mempo_agents.commands.training import merged, settings_from
 
-    options = {name: p.default for name, p in inspect.signature(run).parameters.items() if name != "out"}
+    options = {
+        name: p.default for name, p in inspect.signature(run).parameters.items() if name not in ("out", "context")
+    }
     chosen = merged(options, config, skip=("out", "config"))
     settings = settings_from(chosen)
     given = tomllib.loads(config.read_text(encoding="utf-8"))
@@ -135,7 +137,7 @@ def test_warm_start_teaches_and_continues(monkeypatch, capsys, tmp_path, model):
              "--dtype", "float32", "--device", "cpu")  # fmt: skip
     code, error = mempo(monkeypatch, capsys, *words)
     assert code == 0, error
-    assert re.search(r"\d+ steps to learn from; 0 longer", error)
+    assert re.search(r"\d+ steps to learn from, 0 longer", error)
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert mempo(monkeypatch, capsys, *words)[0] == 0
