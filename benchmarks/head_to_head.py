@@ -4,7 +4,8 @@ Two tables. The first is played by the scripted oracle, a perfect note-taker: it
 token counts show what each context rule costs. The second is played by the embedded language model, guided, in as many
 cells as the time allows; a model of 135 million parameters that was never trained on the task scores low.
 
-A run that was interrupted continues. `--record` also writes benchmarks/results/head_to_head.json and .md.
+A run that was interrupted continues. All of it ends up in one page, OUT/report.html. `--record` also writes
+benchmarks/results/head_to_head.json and .md.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from rich.console import Console
 
 from mempo_agents.evaluate import Settings, evaluate
 from mempo_agents.progress import episode_bar
+from mempo_agents.report import write_report
 from mempo_agents.results_table import markdown, print_results
 from mempo_agents.run_folder import write_json
+from mempo_env.errors import MissingExtraError
 
 RECORDS = Path(__file__).resolve().parent / "results"
 OBJECTIVES = (2, 4, 6, 8, 10)
@@ -46,8 +49,18 @@ def main(arguments: list[str] | None = None) -> int:
         write_json(RECORDS / "head_to_head.json", tables)
         (RECORDS / "head_to_head.md").write_text("\n\n".join(map(markdown, tables.values())), encoding="utf-8")
         print(f"Recorded in {RECORDS}")
+    _report(options.out)
     print(f"Results and trajectories: {options.out}. Took {time.monotonic() - began:.0f} seconds.")
     return 0
+
+
+def _report(out: Path) -> None:
+    try:
+        write_report([out], out / "report.html")
+    except MissingExtraError as error:
+        print(f"No HTML report: {error}")
+    else:
+        print(f"Report, to open in a browser: {out / 'report.html'}")
 
 
 def language_model_cells(options: argparse.Namespace) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from mempo_agents.report.text import visible
 
 POLICY_NAMES = {"react": "ReAct", "mem1": "MEM1", "mempo": "MemPO", "search_r1": "Search-R1"}
 _FIXED = {"react": 0, "mem1": 1, "mempo": 2}
-_DASHES = ("solid", "dash", "solid", "dot", "dashdot", "longdash", "solid")
+_DASHES = ("dash", "dot", "solid", "longdash", "dashdot", "solid", "dot")
 _SYMBOLS = ("square", "diamond", "circle", "triangle-up", "cross", "star", "x")
 COLOURS = 7
+_ORDER = (2, 0, 1, 4, 3, 5, 6)
 
 
 def policy_name(policy: str) -> str:
@@ -31,13 +32,10 @@ class Palette:
     """One colour, dash and marker per series, the well-known policies always the same ones."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._numbers: dict[str, int] = {}
-        free = [n for n in range(COLOURS) if n not in _FIXED.values()]
-        for name in dict.fromkeys(names):
-            if name in _FIXED:
-                self._numbers[name] = _FIXED[name]
-            else:
-                self._numbers[name] = free[(len(self._numbers)) % len(free)]
+        fixed = {name: _FIXED[name] for name in names if name in _FIXED}
+        free = [n for n in _ORDER if n not in fixed.values()]
+        others = [name for name in dict.fromkeys(names) if name not in fixed]
+        self._numbers = {**fixed, **{name: free[n % len(free)] for n, name in enumerate(others)}}
 
     def number(self, name: str) -> int:
         return self._numbers.get(name, COLOURS - 1)

@@ -86,11 +86,7 @@ class Page:
             "episodes": [{name: row[name] for name in _LISTED} | _marks(row) for row in self.episodes],
             "several_runs": len({row["run"] for row in self.episodes}) > 1,
             "sections": {section.id: section.data() for section in self.sections},
-            "overview": {
-                table.id: {"columns": [[c.key, c.title] for c in table.columns], "rows": list(table.rows)}
-                for one in self.overview
-                for table in (one.headline, one.choice)
-            },
+            "overview": {table.id: table.data() for one in self.overview for table in (one.headline, one.choice)},
             "names": POLICY_NAMES,
         }
 

@@ -9,6 +9,7 @@ from typing import Any
 from mempo_agents.report.text import visible
 
 UNKNOWN = "–"
+_LONG_ROWS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,20 @@ class Table:
     open: bool = False
     note: str = ""
 
+    @property
+    def is_long(self) -> bool:
+        """Built by the page's script when it is unfolded: thousands of rows would slow the opening of the page."""
+        return not self.open and len(self.rows) > _LONG_ROWS
+
+    def data(self) -> dict[str, Any]:
+        """Columns as [key, title, format], and the rows as they are."""
+        return {
+            "columns": [[c.key, c.title, c.form] for c in self.columns],
+            "rows": list(self.rows),
+            "caption": self.caption,
+            "note": self.note,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -94,9 +109,6 @@ class Section:
         """What the page keeps of it for drawing and for download."""
         return {
             "figures": {figure.id: {"title": figure.title, **figure.spec} for figure in self.figures},
-            "tables": {
-                table.id: {"columns": [[c.key, c.title] for c in table.columns], "rows": list(table.rows)}
-                for table in self.tables
-            },
+            "tables": {table.id: table.data() for table in self.tables},
             **self.extra,
         }

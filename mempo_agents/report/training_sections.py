@@ -114,7 +114,7 @@ def _context_ablation(compared: Sequence[Comparison]) -> tuple[list[Figure], lis
                     id=f"ablation-context-{c}-{len(figures)}",
                     title=f"Full history or less: protocol {protocol}, {comparison.label}",
                     alt=f"F1 by objectives under each context rule: {'; '.join(told)}.",
-                    spec={"data": traces, "layout": layout("objectives", "F1 (0 to 1)", yaxis={"range": [0, 1.05]})},
+                    spec={"data": traces, "layout": _f1_layout(comparison)},
                     height=300,
                 )
             )
@@ -128,6 +128,10 @@ def _context_ablation(compared: Sequence[Comparison]) -> tuple[list[Figure], lis
         Column("total_tokens", "total", ",.0f", "tokens"),
     ]
     return figures, [Table("ablation-context-table", "Context rules", columns, rows)] if figures else []
+
+
+def _f1_layout(comparison: Comparison) -> dict[str, Any]:
+    return layout("objectives", "F1 (0 to 1)", xaxis={"tickvals": comparison.objectives}, yaxis={"range": [0, 1.05]})
 
 
 def _reward_ablation(runs: Sequence[Run]) -> tuple[list[Figure], list[Table]]:
@@ -207,7 +211,7 @@ def _drift(runs: Sequence[Run]) -> tuple[list[Figure], list[Table]]:
                     f"Mean memory reward R_M by step: {steps[0]['memory_reward']['mean']:+.3f} at step {x[0]}, "
                     f"{steps[-1]['memory_reward']['mean']:+.3f} at step {x[-1]}.{explained}"
                 ),
-                spec={"data": traces, "layout": layout("step", "R_M (probability), A_M (deviations)", yaxis=_FREE)},
+                spec={"data": traces, "layout": layout("step", "R_M and A_M", yaxis=_FREE)},
                 height=300,
             )
         )  # fmt: skip

@@ -111,4 +111,28 @@ function tableOf(columns, rows, here) {
       row.map((cell, c) => el(columns[c][1] ? "td.n" : "td", {}, cell)))))));
 }
 
+// A number in a format of Python's: sign, comma, decimals ("+,.3f", ",d", ".1f").
+function formatted(value, form) {
+  if (value === null || value === undefined) return UNKNOWN;
+  if (Array.isArray(value)) return value.map((v) => formatted(v, form)).join(" to ");
+  if (!form || typeof value !== "number") return String(value);
+  const digits = form.endsWith("f") ? Number(form.match(/\.(\d+)f/)[1]) : 0;
+  const text = value.toLocaleString("en-US", {minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: form.includes(",")});
+  return form.startsWith("+") && value >= 0 ? "+" + text : text;
+}
+
+// A table that Python described, as page.html.j2 writes the short ones.
+function described(id, table) {
+  const rows = table.rows.map((row) => el("tr", {}, table.columns.map(([key, , form], c) => {
+    const text = formatted(row[key], form);
+    const link = c === 0 && row.episode !== undefined && row.episode !== null;
+    return el(form ? "td.n" : "td", {}, link ? el("a", {href: "#", "data-episode": row.episode, "data-step": row.at_step || 0}, text) : text);
+  })));
+  return el("div.table", {}, el("div.table-head", {}, el("span.table-title", {}, table.caption), el("button.quiet", {type: "button", "data-csv": id}, "Save as CSV")),
+    el("div.scroll", {tabindex: "0", role: "region", "aria-label": table.caption}, el("table", {},
+      el("thead", {}, el("tr", {}, table.columns.map(([, title, form]) => el(form ? "th.n" : "th", {scope: "col"}, title)))), el("tbody", {}, rows))),
+    table.note ? el("p.note", {}, table.note) : null);
+}
+
+const tableById = (id) => Object.values(REPORT.sections).map((s) => s.tables[id]).find(Boolean) || REPORT.overview[id];
 const folded = (title, ...children) => el("details.fold", {}, el("summary", {}, title), ...children);

@@ -32,7 +32,7 @@ function stepPanel(place) {
         gone === null ? "The whole history was not counted" : `With the whole history: ${plural(step.history_tokens, "token")}`,
         gone === null ? null : gone > 0 ? `Thrown away: ${plural(gone, "token")} (${number(100 * gone / step.history_tokens)}%)` : "Nothing was thrown away",
         `Written: ${plural(step.pieces.length, "token")}`, `Came back: ${plural(step.observation_tokens, "token")}`,
-        step.format_valid ? "Well-formed" : "Not well-formed", `Sampling ended: ${step.finish_reason}`, `${number(step.seconds, 3)} s`));
+        step.format_valid ? "Well-formed" : "Not well-formed", `Sampling ended: ${step.finish_reason}`, step.seconds ? `${number(step.seconds, 3)} s` : null));
     for (const name of ["memory", "think", "call", "answer"]) {
       if (step.spans[name]) rest.append(label(`${PARTS.find((p) => p[0] === name)[1]}: ${plural(step.parts[name], "token")}`), textBox(spanText(step, name)));
     }
@@ -127,7 +127,7 @@ function gradePanel(place) {
     const line = (name, y, c, dash, symbol) => ({type: "scatter", mode: "lines+markers", name, x, y, line: {color: c, width: 2.5, dash}, marker: {color: c, size: 7, symbol},
       hovertemplate: `<b>${name}</b>, step %{x}<br>%{y:.4f}<extra></extra>`});
     const bar = (name, y, c) => ({type: "bar", name, x, y, marker: {color: c}, hovertemplate: `<b>${name}</b>, step %{x}<br>%{y:+.4f}<extra></extra>`});
-    draw(plot, {data: [bar("R_M", g.reward, "@2/0.45"), line("P(answer | memory)", g.p_memory, "@2", "solid", "circle"), line("P(answer | history)", g.p_history, "@0", "dash", "square")],
+    draw(plot, {data: [bar("R_M", g.reward, "@3/0.6"), line("P(answer | memory)", g.p_memory, "@2", "solid", "circle"), line("P(answer | history)", g.p_history, "@0", "dash", "square")],
       layout: {shapes: [markOf(s)], xaxis: {title: {text: "step"}, dtick: x.length > 20 ? 5 : 1}, yaxis: {zeroline: true, title: {text: "probability, and its difference R_M"}}}}).catch(trouble);
     plot.setAttribute("aria-label", `P(answer | memory), P(answer | history) and R_M by step. At step ${s + 1}: ${number(g.p_memory[s], 4)}, ${number(g.p_history[s], 4)} and ${signed(g.reward[s], 4)}.`);
     const why = g.reward[s] !== null ? null : s === 0 ? "Step 1 has no grade: there is no result to remember yet." : "This step has no grade: it has no memory, no earlier result, or did not fit the model's window.";

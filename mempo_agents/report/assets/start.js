@@ -3,13 +3,21 @@
 const PANELS = {step: stepPanel, group: groupPanel, grade: gradePanel, credit: creditPanel, life: lifePanel};
 
 function startDownloads() {
-  for (const button of document.querySelectorAll("[data-csv]")) {
-    const id = button.dataset.csv;
-    button.addEventListener("click", () => {
-      const found = Object.values(REPORT.sections).map((s) => s.tables[id]).find(Boolean) || REPORT.overview[id];
-      save(`${id}.csv`, "text/csv", csv(found));
+  for (const place of document.querySelectorAll("[data-long]")) {
+    const fold = place.closest("details");
+    fold.addEventListener("toggle", () => {
+      if (fold.open && !place.childElementCount) place.append(described(place.dataset.long, tableById(place.dataset.long)));
     });
   }
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-csv]"), link = event.target.closest("a[data-episode]");
+    if (button) save(`${button.dataset.csv}.csv`, "text/csv", csv(tableById(button.dataset.csv)));
+    if (link) {
+      event.preventDefault();
+      quiet = false;
+      open_(Number(link.dataset.episode), Number(link.dataset.step), "step").catch(trouble);
+    }
+  });
   for (const button of document.querySelectorAll("[data-json]")) {
     const id = button.dataset.json;
     button.addEventListener("click", () => save(`${id}.json`, "application/json", JSON.stringify(REPORT.sections[id], null, 1)));
@@ -28,13 +36,6 @@ function startEpisodes() {
       if (seen && stale) now();
     }, {rootMargin: "600px"}).observe(place.closest("section"));
     stepHooks.push(() => { if (seen) now(); else stale = true; });
-  }
-  for (const link of document.querySelectorAll("a[data-episode]")) {
-    link.addEventListener("click", (event) => {
-      event.preventDefault();
-      quiet = false;
-      open_(Number(link.dataset.episode), Number(link.dataset.step), "step").catch(trouble);
-    });
   }
   drawFilters();
   document.addEventListener("keydown", onKey);
