@@ -96,6 +96,8 @@ class SearchQAEnv(gym.Env[str, str]):
     | `context_chars`, `context_tokens` | size of the observation; tokens are None without `count_tokens` |
     | `stop_reason` | None while running, else "answered", "max_steps", "context_length" or "failed" |
     | `answer`, `em`, `f1` | the answer's text, scores per question; None until the end |
+    | `answer_note` | why the answers are not one per question, "" when they are; None until the end |
+    | `numeric_conflict` | per question, whether "squad" calls it right only because it drops a sign or a point |
     | `reward_parts` | every reward by name; the key is absent until the episode is scored |
     | `error` | why the episode failed, else None |
 

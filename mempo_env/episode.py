@@ -201,6 +201,8 @@ class Episode:
             "answer": self.answer,
             "em": self.score.em if self.score else None,
             "f1": self.score.f1 if self.score else None,
+            "answer_note": self.score.note if self.score else None,
+            "numeric_conflict": self.score.numeric_conflict if self.score else None,
             "error": self.error,
         }
         if self.result is not None:

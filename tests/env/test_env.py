@@ -50,6 +50,17 @@ def test_a_whole_episode():
     assert info["stop_reason"] == "answered"
 
 
+def test_info_says_what_is_odd_about_an_answer():
+    env = make(retriever="bm25")
+    _, info = env.reset(options={"task": Task("t", (Question("a", "How much?", ("3.5",)), QUESTIONS[2]))})
+    assert (info["answer_note"], info["numeric_conflict"]) == (None, None)
+    info = env.step("<answer>35, Rome</answer>")[4]
+    assert info["answer_note"] == "expected 2 answers separated by ';', got 1 (found instead: commas)"
+    env.reset(options={"task": info["task"]})
+    info = env.step("<answer>35; Rome</answer>")[4]
+    assert (info["em"], info["numeric_conflict"], info["answer_note"]) == ((1.0, 1.0), (True, False), "")
+
+
 def test_default_steps_grow_with_the_questions():
     for k in (1, 2, 3):
         env = make(objectives=k)
