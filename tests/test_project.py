@@ -155,6 +155,12 @@ def test_errors_name_extras_that_exist() -> None:
     assert {(file, name) for file, name in named if name not in extras} == set()
 
 
+def test_test_files_have_names_of_their_own() -> None:
+    """Two test files of one name cannot be collected together, because the folders are no packages."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_make_help_lists_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.+)$", makefile, flags=re.M)
