@@ -134,8 +134,8 @@ def bootstrap_interval(
     """[low, high] of the mean of `values`, by percentile bootstrap. Unknown values (None, NaN) are left out.
 
     `groups` names what each value belongs to (its task); whole groups are drawn, because samples of one task are not
-    independent. Without it every value is its own group. None with fewer than two known groups; the order of `values` within a
-    group is irrelevant. Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+    independent. Without it every value is its own group. None with fewer than two known groups; the order of `values`
+    within a group is irrelevant. Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}.")
