@@ -173,9 +173,9 @@ def grade_section(runs: Sequence[Run], graded: int) -> Section:
         Column("run", "run"),
         Column("step", "step", "d"),
         Column("count", "graded memories", "d"),
-        Column("p_memory", "P(answer | memory)", ".4f"),
-        Column("p_history", "P(answer | history)", ".4f"),
-        Column("memory_reward", "R_M", "+.4f"),
+        Column("p_memory", "P(answer | memory)", ".4g"),
+        Column("p_history", "P(answer | history)", ".4g"),
+        Column("memory_reward", "R_M", "+.4g"),
         Column("memory_advantage", "A_M", "+.4f"),
     ]
     notes = []

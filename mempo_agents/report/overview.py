@@ -9,6 +9,7 @@ from typing import Any
 from mempo_agents.report.comparisons import Comparison, choose
 from mempo_agents.report.parts import Column, Table
 
+_HARDLY = 0.05
 _SEES = {
     "full": "the whole history",
     "last_step": "its memory and the last step",
@@ -53,6 +54,11 @@ def _overview(comparison: Comparison, c: int) -> Overview:
         )
     elif comparison.scripted:
         warning = "Played by a script, not by a model: read the tokens, not the scores."
+    best = max((x.f1 for x in choices if x.f1 is not None), default=None)
+    if best is not None and best < _HARDLY:
+        warning += (" " if warning else "") + (
+            f"Hardly anything was answered here (F1 at most {best:.3f}), so no policy has been shown to be better."
+        )
     headline_columns = [
         Column("policy", "policy"),
         Column("sees", "sees at each step"),

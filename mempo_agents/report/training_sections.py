@@ -186,7 +186,7 @@ def _drift(runs: Sequence[Run]) -> tuple[list[Figure], list[Table]]:
                     "line": {"color": f"@{colour}", "width": 2.5, "dash": dash},
                     "marker": {"color": f"@{colour}", "size": 7, "symbol": symbol},
                     "hovertemplate": f"<b>{name}</b>, step %{{x}}<br>"
-                    f"mean %{{y:.4f}}<br>%{{customdata}} memories<extra></extra>",
+                    f"mean %{{y:.4g}}<br>%{{customdata}} memories<extra></extra>",
                 }
             )  # fmt: skip
         for step in steps:
@@ -208,8 +208,8 @@ def _drift(runs: Sequence[Run]) -> tuple[list[Figure], list[Table]]:
                 id=f"drift-{number}",
                 title=f"Early and late memories: {run.name}",
                 alt=(
-                    f"Mean memory reward R_M by step: {steps[0]['memory_reward']['mean']:+.3f} at step {x[0]}, "
-                    f"{steps[-1]['memory_reward']['mean']:+.3f} at step {x[-1]}.{explained}"
+                    f"Mean memory reward R_M by step: {steps[0]['memory_reward']['mean']:+.3g} at step {x[0]}, "
+                    f"{steps[-1]['memory_reward']['mean']:+.3g} at step {x[-1]}.{explained}"
                 ),
                 spec={"data": traces, "layout": layout("step", "R_M and A_M", yaxis=_FREE)},
                 height=300,
@@ -219,8 +219,8 @@ def _drift(runs: Sequence[Run]) -> tuple[list[Figure], list[Table]]:
         Column("run", "run"),
         Column("step", "step", "d"),
         Column("count", "memories", "d"),
-        Column("memory_reward", "R_M", "+.4f"),
-        Column("memory_reward_interval", "95% interval", "+.4f"),
+        Column("memory_reward", "R_M", "+.4g"),
+        Column("memory_reward_interval", "95% interval", "+.4g"),
         Column("memory_advantage", "A_M", "+.4f"),
         Column("memory_advantage_interval", "95% interval", "+.4f"),
     ]

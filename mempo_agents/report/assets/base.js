@@ -39,6 +39,10 @@ const UNKNOWN = "\u2013";
 const number = (x, digits = 0) => x === null || x === undefined ? UNKNOWN
   : Number(x).toLocaleString("en-US", {minimumFractionDigits: digits, maximumFractionDigits: digits});
 const signed = (x, digits = 3) => x === null || x === undefined ? UNKNOWN : (x > 0 ? "+" : x < 0 ? "\u2212" : "") + number(Math.abs(x), digits);
+// A probability or a difference of two: small ones keep three figures.
+const small = (x) => x !== null && x !== undefined && x !== 0 && Math.abs(x) < 0.01;
+const chance = (x) => small(x) ? x.toPrecision(4) : number(x, 4);
+const signedChance = (x) => small(x) ? (x > 0 ? "+" : "\u2212") + Math.abs(x).toPrecision(4) : signed(x, 4);
 const plural = (n, noun) => `${number(n)} ${noun}${n === 1 ? "" : "s"}`;
 
 function bytesOf(base64) {
@@ -116,6 +120,7 @@ function formatted(value, form) {
   if (value === null || value === undefined) return UNKNOWN;
   if (Array.isArray(value)) return value.map((v) => formatted(v, form)).join(" to ");
   if (!form || typeof value !== "number") return String(value);
+  if (form.endsWith("g")) return form.startsWith("+") ? signedChance(value) : chance(value);
   const digits = form.endsWith("f") ? Number(form.match(/\.(\d+)f/)[1]) : 0;
   const text = value.toLocaleString("en-US", {minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: form.includes(",")});
   return form.startsWith("+") && value >= 0 ? "+" + text : text;

@@ -27,7 +27,7 @@ function coloured(value) {
 }
 
 function withLook(layout) {
-  const axis = {gridcolor: look().grid, linecolor: look().grid, automargin: true, zeroline: false,
+  const axis = {gridcolor: look().grid, linecolor: look().grid, automargin: true, zeroline: false, exponentformat: "power",
     title: {font: {size: 13}, standoff: 8}, tickfont: {size: 12}};
   const result = {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {family: "system-ui, sans-serif", color: look().ink},

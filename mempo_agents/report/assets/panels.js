@@ -4,7 +4,7 @@ const PARTS = [["memory", "memory", "@2"], ["think", "thought", "@4"], ["call", 
   ["other", "outside the format", "@6"], ["result", "result", "@3"]];
 const stepNow = () => view.record && view.record.steps[view.step];
 const facts = (...items) => el("ul.facts", {}, items.filter(Boolean).map((item) => el("li", {}, item)));
-const markOf = (s) => ({type: "rect", layer: "below", yref: "paper", x0: s + 0.5, x1: s + 1.5, y0: 0, y1: 1, line: {width: 0}, fillcolor: "@ink/0.1"});
+const markOf = (s) => ({type: "rect", layer: "below", yref: "paper", x0: s + 0.5, x1: s + 1.5, y0: 0, y1: 1, line: {width: 0}, fillcolor: "@ink/0.07"});
 const label = (text) => el("p.label", {}, text);
 
 // --- 3: one step, taken apart -----------------------------------------------------------------------------------------
@@ -125,28 +125,28 @@ function gradePanel(place) {
     if (!g) { rest.replaceChildren(el("p.missing", {}, NO_GRADE)); return; }
     const x = g.p_memory.map((_, n) => n + 1);
     const line = (name, y, c, dash, symbol) => ({type: "scatter", mode: "lines+markers", name, x, y, line: {color: c, width: 2.5, dash}, marker: {color: c, size: 7, symbol},
-      hovertemplate: `<b>${name}</b>, step %{x}<br>%{y:.4f}<extra></extra>`});
-    const bar = (name, y, c) => ({type: "bar", name, x, y, marker: {color: c}, hovertemplate: `<b>${name}</b>, step %{x}<br>%{y:+.4f}<extra></extra>`});
+      hovertemplate: `<b>${name}</b>, step %{x}<br>%{y:.4g}<extra></extra>`});
+    const bar = (name, y, c) => ({type: "bar", name, x, y, marker: {color: c}, hovertemplate: `<b>${name}</b>, step %{x}<br>%{y:+.4g}<extra></extra>`});
     draw(plot, {data: [bar("R_M", g.reward, "@3/0.6"), line("P(answer | memory)", g.p_memory, "@2", "solid", "circle"), line("P(answer | history)", g.p_history, "@0", "dash", "square")],
-      layout: {shapes: [markOf(s)], xaxis: {title: {text: "step"}, dtick: x.length > 20 ? 5 : 1}, yaxis: {zeroline: true, title: {text: "probability, and its difference R_M"}}}}).catch(trouble);
-    plot.setAttribute("aria-label", `P(answer | memory), P(answer | history) and R_M by step. At step ${s + 1}: ${number(g.p_memory[s], 4)}, ${number(g.p_history[s], 4)} and ${signed(g.reward[s], 4)}.`);
+      layout: {shapes: [markOf(s)], xaxis: {title: {text: "step"}, dtick: x.length > 20 ? 5 : 1}, yaxis: {zeroline: true, title: {text: "probability"}}}}).catch(trouble);
+    plot.setAttribute("aria-label", `P(answer | memory), P(answer | history) and R_M by step. At step ${s + 1}: ${chance(g.p_memory[s])}, ${chance(g.p_history[s])} and ${signedChance(g.reward[s])}.`);
     const why = g.reward[s] !== null ? null : s === 0 ? "Step 1 has no grade: there is no result to remember yet." : "This step has no grade: it has no memory, no earlier result, or did not fit the model's window.";
     rest.replaceChildren(
       el("h3", {}, `Step ${s + 1}`),
-      facts(`P(answer | memory) ${number(g.p_memory[s], 4)}`, `P(answer | history) ${number(g.p_history[s], 4)}`, `R_M ${signed(g.reward[s], 4)}`, `A_M ${signed(g.advantage[s], 4)}`),
-      why ? el("p.missing", {}, why) : el("p.working", {}, `R_M = ${number(g.p_memory[s], 4)} \u2212 ${number(g.p_history[s], 4)} = ${signed(g.reward[s], 4)};  `
-        + (g.pool_deviation ? `A_M = (${signed(g.reward[s], 4)} \u2212 ${signed(g.pool_mean, 4)}) / (${number(g.pool_deviation, 4)} + 0.000001) = ${signed(g.advantage[s], 4)}, over the ${plural(g.pool_size, "graded memory").replace("memorys", "memories")} of the group`
+      facts(`P(answer | memory) ${chance(g.p_memory[s])}`, `P(answer | history) ${chance(g.p_history[s])}`, `R_M ${signedChance(g.reward[s])}`, `A_M ${signed(g.advantage[s], 4)}`),
+      why ? el("p.missing", {}, why) : el("p.working", {}, `R_M = ${chance(g.p_memory[s])} \u2212 ${chance(g.p_history[s])} = ${signedChance(g.reward[s])};  `
+        + (g.pool_deviation ? `A_M = (${signedChance(g.reward[s])} \u2212 ${signedChance(g.pool_mean)}) / (${chance(g.pool_deviation)} + 0.000001) = ${signed(g.advantage[s], 4)}, over the ${plural(g.pool_size, "graded memory").replace("memorys", "memories")} of the group`
           : "A_M = 0: the group has fewer than two different memory rewards")),
       answerTokens(g, s),
       folded("Table: the steps of this episode", tableOf([["step", 1], ["P(answer | memory)", 1], ["P(answer | history)", 1], ["R_M", 1], ["A_M", 1]],
-        x.map((n, i) => [number(n), number(g.p_memory[i], 4), number(g.p_history[i], 4), signed(g.reward[i], 4), signed(g.advantage[i], 4)]), s)));
+        x.map((n, i) => [number(n), chance(g.p_memory[i]), chance(g.p_history[i]), signedChance(g.reward[i]), signed(g.advantage[i], 4)]), s)));
   };
 }
 
 function answerTokens(g, s) {
   const t = g.tokens;
   if (!t || !t.p_history[s]) return el("p.note", {}, "The probabilities of the single answer tokens are not in the file of grades for this step.");
-  const rows = t.text.map((text, n) => [text, number(t.p_history[s][n], 4), t.p_memory[s] ? number(t.p_memory[s][n], 4) : UNKNOWN]);
+  const rows = t.text.map((text, n) => [text, chance(t.p_history[s][n]), t.p_memory[s] ? chance(t.p_memory[s][n]) : UNKNOWN]);
   return el("div", {}, label("The right answer, token by token: how probable each is with the history, and with the memory instead of it"),
     el("div.strip", {}, rows.map(([text, history, memory], n) => {
       const cell = el("div", {title: `token ${n + 1}`}, el("code", {}, text.replaceAll(" ", "\u2423")), el("br", {}), `history ${history}`, el("br", {}), `memory ${memory}`);
