@@ -18,17 +18,19 @@ from typing import Any
 
 import numpy as np
 
+from mempo_agents.engines.prefix_tree import common_prefix
 from mempo_agents.trajectory import SCHEMA_VERSION, Step, Trajectory
 from mempo_env.errors import DataError
 from mempo_env.types import Message, StopReason
 
-_SAME = ("sampled_text", "response", "memory", "action", "argument", "invalid_reason", "format_valid",
-         "observation", "observation_tokens", "finish_reason", "seconds", "history_tokens")  # fmt: skip
-_SAME_IN_TRAJECTORY = ("task_id", "sample", "policy", "protocol", "context", "objectives", "answer", "error",
-                       "seed", "guided", "seconds")  # fmt: skip
-
-_TEXTS = frozenset({"sampled_text", "response", "action", "argument", "observation", "finish_reason",
-                    "task_id", "policy", "protocol", "context"})  # fmt: skip
+# Fields that are plain JSON values as they stand; the others have a form of their own below.
+_STEP_FIELDS = ("sampled_text", "response", "memory", "action", "argument", "invalid_reason", "format_valid",
+                "observation", "observation_tokens", "finish_reason", "seconds", "history_tokens")  # fmt: skip
+_TRAJECTORY_FIELDS = ("task_id", "sample", "policy", "protocol", "context", "objectives", "answer", "error",
+                      "seed", "guided", "seconds")  # fmt: skip
+# Those of both that must be texts: a number there would be read back as one.
+_TEXT_FIELDS = frozenset({"sampled_text", "response", "action", "argument", "observation", "finish_reason",
+                          "task_id", "policy", "protocol", "context"})  # fmt: skip
 
 
 class TrajectoryWriter:
@@ -105,7 +107,7 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
     steps, before = [], np.zeros(0, dtype=np.int64)
     head = [number(message) for message in trajectory.head]
     for step in trajectory.steps:
-        shared = _common_prefix(before, step.prompt_ids)
+        shared = common_prefix(before, step.prompt_ids)
         steps.append(
             {
                 "messages": [number(message) for message in step.messages],
@@ -116,13 +118,13 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
                 "token_ends": step.token_ends.tolist(),
                 "spans": {name: list(span) for name, span in step.spans.items()},
                 "hit_ids": list(step.hit_ids),
-                **{name: getattr(step, name) for name in _SAME},
+                **{name: getattr(step, name) for name in _STEP_FIELDS},
             }
         )
         before = np.concatenate([step.prompt_ids, step.response_ids])
     return {
         "schema_version": SCHEMA_VERSION,
-        **{name: getattr(trajectory, name) for name in _SAME_IN_TRAJECTORY},
+        **{name: getattr(trajectory, name) for name in _TRAJECTORY_FIELDS},
         "questions": list(trajectory.questions),
         "answers": [list(aliases) for aliases in trajectory.answers],
         "reward": _null(trajectory.reward),
@@ -169,7 +171,7 @@ def from_record(record: dict[str, Any]) -> Trajectory:
                 spans={name: _span(name, span, len(response_ids)) for name, span in row["spans"].items()},
                 hit_ids=tuple(_text(hit_id) for hit_id in row["hit_ids"]),
                 **arrays,
-                **_fields(row, _SAME),
+                **_fields(row, _STEP_FIELDS),
             )
         )
         before = np.concatenate([prompt_ids, response_ids])
@@ -184,7 +186,7 @@ def from_record(record: dict[str, Any]) -> Trajectory:
         f1=tuple(_nan(value) for value in record["f1"]),
         stop_reason=StopReason(record["stop_reason"]),
         metadata=dict(record["metadata"]),
-        **_fields(record, _SAME_IN_TRAJECTORY),
+        **_fields(record, _TRAJECTORY_FIELDS),
     )
 
 
@@ -227,14 +229,8 @@ def _last_newline(file: Any, end: int, block: int = 1 << 16) -> int:
     return -1
 
 
-def _common_prefix(before: np.ndarray, ids: np.ndarray) -> int:
-    length = min(len(before), len(ids))
-    differs = np.nonzero(before[:length] != ids[:length])[0]
-    return int(differs[0]) if len(differs) else length
-
-
 def _fields(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: _text(row[name]) if name in _TEXTS else row[name] for name in names}
+    return {name: _text(row[name]) if name in _TEXT_FIELDS else row[name] for name in names}
 
 
 def _ids(values: Any) -> np.ndarray:

@@ -5,8 +5,8 @@ Tokens are the policy's own: a step's prompt holds P tokens (chat template inclu
     steps               calls of the policy
     prompt_tokens       sum of P over the steps
     generated_tokens    sum of T over the steps
-    observation_tokens  sum of the tokens of the replies (they are prompt tokens of later steps, so never added to a
-    total) total_tokens        sum of P + T: every token that was processed, history counted each time it was read again
+    observation_tokens  sum of the tokens of the replies; they are prompt tokens of later steps, so in no total
+    total_tokens        sum of P + T: every token that was processed, history counted each time it was read again
     peak_tokens         largest P + T of a single step
     dependency          sum of T * P + T * (T - 1) / 2: for every generated token, how many tokens stood before it
     compression         per step: P / (the P that the whole history would have made); 1 under the rule `full`
@@ -23,7 +23,7 @@ causal counting, each token once, the prompt included.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,7 +161,7 @@ def _by_step(rows: Sequence[Sequence[float]]) -> list[float | None]:
     return [_mean([row[step] for row in rows if step < len(row)]) for step in range(longest)]
 
 
-def _mean(values: Sequence[float | None] | Mapping[str, float]) -> float | None:
+def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in map(_known, values) if value is not None]
     return sum(known) / len(known) if known else None
 

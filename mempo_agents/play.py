@@ -89,7 +89,7 @@ class Game:
     def _note(self, letter: str, text: str) -> None:
         if letter == "t":
             self.thought = text
-        elif getattr(self.env.protocol, "has_memory", False):
+        elif self.env.protocol.has_memory:
             self.memory = text
         else:
             self.say(f"The protocol {self.env.protocol.name} has no memory: the whole history stays in view.")

@@ -234,8 +234,8 @@ def count_note(text: str | None, objectives: int) -> str:
 class Score:
     """How right an answer is; `em` and `f1` are per objective, [K], each in [0, 1].
 
-    parts: the answers as found. count_ok: exactly one part per objective. answered: there was an answer at all; without
-    one everything is 0, for a missing answer is a wrong one. em_mean, f1_mean: mean over objectives (0..1). em_sum: sum
+    parts: the answers as found; where there are none everything is 0, for a missing answer is a wrong one. count_ok:
+    exactly one part per objective. em_mean, f1_mean: mean over objectives (0..1). em_sum: sum
     (0..K), as MEM1 reports it. all_correct: every objective matches and count_ok. numeric_conflict: per objective, see
     the function. note: why count_ok is False. normaliser: the name of the normalisation.
     """
@@ -244,7 +244,6 @@ class Score:
     f1: tuple[float, ...]
     parts: tuple[str, ...]
     count_ok: bool
-    answered: bool
     numeric_conflict: tuple[bool, ...]
     note: str
     normaliser: str
@@ -280,7 +279,6 @@ def score(task: Task, answer: str | None, normaliser: str = "squad") -> Score:
         f1=tuple(f1(slot, golds, normalise) for slot, golds in pairs),
         parts=parts,
         count_ok=count_ok,
-        answered=bool(parts),
         numeric_conflict=tuple(numeric_conflict(slot, golds) for slot, golds in pairs),
         note=count_note(answer, task.objectives),
         normaliser=normaliser,

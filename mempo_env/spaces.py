@@ -14,6 +14,8 @@ from gymnasium.spaces import Space
 from gymnasium.vector.utils import create_shared_memory
 from gymnasium.wrappers.utils import create_zero_array
 
+from mempo_env.checks import whole_number
+
 #: Longest text of an environment's own spaces, in characters. A bound that nobody meets, not a budget.
 MAX_TEXT_CHARS = 2**31 - 1
 
@@ -45,11 +47,7 @@ class Unicode(Space[str]):
     """
 
     def __init__(self, max_length: int = MAX_TEXT_CHARS, *, seed: int | np.random.Generator | None = None) -> None:
-        if isinstance(max_length, bool) or not isinstance(max_length, (int, np.integer)):
-            raise TypeError(f"Expected max_length to be an integer, got {type(max_length).__name__}.")
-        if max_length < 0:
-            raise ValueError(f"Expected max_length to be at least 0, got {max_length}.")
-        self.max_length = int(max_length)
+        self.max_length = whole_number("max_length", max_length, least=0)
         super().__init__(dtype=str, seed=seed)
 
     @property

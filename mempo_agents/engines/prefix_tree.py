@@ -42,7 +42,7 @@ def build_tree(contexts: Sequence[np.ndarray], targets: Sequence[np.ndarray]) ->
     """
     paths = [_path(i, context, target) for i, (context, target) in enumerate(zip(contexts, targets, strict=True))]
     order = sorted((i for i in range(len(paths)) if len(targets[i])), key=lambda i: paths[i].astype(">u8").tobytes())
-    common = [_common_prefix(paths[a], paths[b]) for a, b in pairwise(order)]
+    common = [common_prefix(paths[a], paths[b]) for a, b in pairwise(order)]
     roots: list[Chain] = []
     chains: list[Chain] = []
     # Ranges of sorted rows that share their first `depth` tokens, which are the parent's path up to there.
@@ -79,7 +79,8 @@ def _path(row: int, context: np.ndarray, target: np.ndarray) -> np.ndarray:
     return path
 
 
-def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """How many ids two rows share at their front."""
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     return int(differ.argmax()) if differ.any() else n

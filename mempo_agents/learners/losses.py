@@ -23,6 +23,7 @@ http://joschu.net/blog/kl-approx.html; Dr. GRPO, arXiv 2503.20783.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -201,7 +202,8 @@ def _entropy(logits: Tensor) -> Tensor:
     return -(logp.exp() * logp.masked_fill(logp == -torch.inf, 0.0)).sum(-1)
 
 
-def _checkpointed(function, *inputs: Tensor) -> Tensor:
+def _checkpointed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """`function(*inputs)`, computed again in the backward pass instead of kept."""
     if torch.is_grad_enabled() and any(value.requires_grad for value in inputs):
         from torch.utils.checkpoint import checkpoint
 

@@ -23,8 +23,8 @@ _TAGS = tuple(f"<{slash}{name}>" for name in TAG_NAMES for slash in ("", "/"))
 class Protocol(_Interface):
     """How a step is written, read and answered. Environments and engines use nothing else of a protocol.
 
-    name: registered name. default_context: the context rule it was made for. stop: closing tags behind which sampling
-    may stop (see `finished`). tools: the tools it offers.
+    name: registered name. default_context: the context rule it was made for. has_memory: whether a step has a place for
+    a memory. stop: closing tags behind which sampling may stop (see `finished`). tools: the tools it offers.
     """
 
     @property
@@ -33,6 +33,8 @@ class Protocol(_Interface):
     def default_context(self) -> str: ...
     @property
     def tools(self) -> tuple[str, ...]: ...
+    @property
+    def has_memory(self) -> bool: ...
     @property
     def stop(self) -> tuple[str, ...]: ...
 

@@ -97,7 +97,8 @@ def build_dense(
         devices: where to encode, one process each: ("cuda:0", "cuda:1"), or ("cpu", "cpu") for two processes.
         keep_embeddings: keep the float16 vectors beside the index, from which candidates are ranked again.
         reuse: the folder of another dense index of the same passages and encoder; its vectors are used, nothing is
-        coded. sample: queries (passages' own first words) on which recall against exact search is measured; 0 for none.
+            coded.
+        sample: queries (passages' own first words) on which recall against exact search is measured; 0 for none.
 
     Raises DataError when disk or memory do not suffice, FileExistsError where the folder exists without `overwrite`.
     """

@@ -33,8 +33,7 @@ class RemoteRetriever:
         url: the server's address ("http://127.0.0.1:8000"), or the whole address of its search route.
         token: sent as `Authorization: Bearer`; never shown, and left out of the fingerprint.
         connect_seconds, read_seconds, total_seconds, retries, backoff_seconds: see `Patience`; `total_seconds` is for
-        one
-            `search` call, however many requests it takes.
+            one `search` call, however many requests it takes.
         max_queries: queries in one request; more go out as several requests, up to four at a time.
         max_query_chars: longer queries are cut: a policy's long query must not become a refused request.
         cache_dir: a folder in which answers are kept by the server's fingerprint, k and query; None keeps nothing.

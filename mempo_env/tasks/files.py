@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mempo_env.errors import DataError
@@ -135,11 +135,12 @@ class FileDataset:
                 if not self._name:
                     self._name = _default_name(row, rows)
                 if question.answer_id in aliases:
-                    question = _with_aliases(question, aliases[question.answer_id])
+                    names = dict.fromkeys((*question.answers, *aliases[question.answer_id]))
+                    question = replace(question, answers=tuple(names))
                 if self._corpus_source is None:
                     for title, text in question.passages:
                         own.add("", title, text, f"{rows.source}: {row.place}")
-                question = _without_passages(question)
+                question = replace(question, passages=())  # they are kept once, in the corpus
                 if question.own_id:
                     key = f"{self.name}:{question.own_id}"
                     known = raw.get(key)
@@ -256,15 +257,6 @@ def _alias_table(rows: Rows) -> dict[str, tuple[str, ...]]:
             raise DataError(f"{path}: {row.place}: expected Q_id, aliases and demonyms. {row.error}")
         table[value["Q_id"]] = tuple(name.strip() for name in names if name.strip())
     return table
-
-
-def _with_aliases(question: RawQuestion, aliases: Iterable[str]) -> RawQuestion:
-    answers = tuple(dict.fromkeys((*question.answers, *aliases)))
-    return RawQuestion(question.own_id, question.text, answers, question.kind, question.links, question.passages)
-
-
-def _without_passages(question: RawQuestion) -> RawQuestion:
-    return RawQuestion(question.own_id, question.text, question.answers, question.kind, question.links)
 
 
 def _resolve(links: Sequence[Link] | None, by_title: Mapping[str, Sequence[Passage]]) -> tuple[Evidence, ...] | None:

@@ -221,8 +221,7 @@ class Atlas:
         return Date(year, h % 12 + 1, h // 12 % 28 + 1)
 
     def _birth_date(self, i: int) -> Date:
-        year = _FIRST_YEAR + i % COHORTS * _COHORT_YEARS + self.draw("birth year", i) % 12
-        return self._day("birth date", i, year)
+        return self._day("birth date", i, self._birth_year(i))
 
     def _birth_year(self, i: int) -> int:
         return _FIRST_YEAR + i % COHORTS * _COHORT_YEARS + self.draw("birth year", i) % 12
