@@ -136,7 +136,6 @@ def trl(prompts: int, group: int, length: int, steps: int) -> dict[str, Any] | N
     from transformers import TrainerCallback
 
     model, tokenizer = fresh_model()
-    model.generation_config.eos_token_id = None  # exactly `length` tokens each
     marks: list[float] = []
 
     class Clock(TrainerCallback):
@@ -152,6 +151,7 @@ def trl(prompts: int, group: int, length: int, steps: int) -> dict[str, Any] | N
             output_dir=folder, use_cpu=True, bf16=False, per_device_train_batch_size=prompts * group,
             num_generations=group, max_completion_length=length, beta=0.0, max_steps=steps + 1, report_to=[],
             save_strategy="no", logging_strategy="no", disable_tqdm=True, seed=SEED, learning_rate=1e-6,
+            generation_kwargs={"min_new_tokens": length},  # exactly that many tokens each
         )  # fmt: skip
         data = Dataset.from_dict({"prompt": wanted * (steps + 1)})
         GRPOTrainer(

@@ -152,7 +152,7 @@ class _Update:
         for part in micro_batches([row.length for row in rows], self.settings.micro_tokens):
             batch = collate([rows[i] for i in part], self.device)
             logits = response_logits(model, batch)
-            values_RT = batch.spread(token_logprobs(logits, batch.targets, temperature=self.settings.temperature))
+            values_RT = batch.spread(self._logprobs(logits, batch))
             for i, values_T in zip(part, values_RT.cpu().numpy(), strict=True):
                 out[i] = values_T[: len(rows[i].response_ids)]
         return out
@@ -219,7 +219,7 @@ class _Update:
         settings = self.settings
         logits = response_logits(self.model, batch)
         mask_RT = batch.mask()
-        logprobs_RT = batch.spread(token_logprobs(logits, batch.targets, temperature=settings.temperature))
+        logprobs_RT = batch.spread(self._logprobs(logits, batch))
         old_RT, advantages_RT = self._padded(batch, old), self._padded(batch, [row.advantages for row in rows])
         terms_RT = clipped_surrogate(
             logprobs_RT, old_RT, advantages_RT, mask_RT,
@@ -229,7 +229,8 @@ class _Update:
             kl_RT = kl_divergence(logprobs_RT, self._padded(batch, reference), mask_RT, settings.kl)
             terms_RT = terms_RT + settings.kl_coefficient * kl_RT
             self._add("kl", kl_RT, mask_RT)
-        entropy_N = token_entropy(logits if settings.entropy_coefficient else logits.detach())
+        seen = logits if settings.entropy_coefficient else logits.detach()
+        entropy_N = token_entropy(seen, chunk_tokens=_chunk(logits))
         entropy_RT = batch.spread(entropy_N)
         if settings.entropy_coefficient:
             terms_RT = terms_RT - settings.entropy_coefficient * entropy_RT
@@ -243,6 +244,9 @@ class _Update:
         if compare:
             self._compare(rows, list(logprobs_RT.detach().cpu().numpy()))
         return aggregate(terms_RT, mask_RT, scales_R)
+
+    def _logprobs(self, logits: Tensor, batch: RowBatch) -> Tensor:
+        return token_logprobs(logits, batch.targets, temperature=self.settings.temperature, chunk_tokens=_chunk(logits))
 
     def _padded(self, batch: RowBatch, values: Sequence[np.ndarray | None]) -> Tensor:
         out = np.zeros(batch.shape, dtype=np.float32)
@@ -281,3 +285,8 @@ class _Update:
             "mismatch_max": float(np.fmax.reduce([most for *_, most in told])),
             "train_tokens": float(self.tokens),
         }
+
+
+def _chunk(logits: Tensor) -> int:
+    """Positions whose float32 probabilities take about 32 MB."""
+    return max(64, (1 << 23) // logits.shape[-1])
