@@ -13,10 +13,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 
 import benchmarks.projection_encoder  # noqa: F401  registers the encoder that manifests may name
 
 app = typer.Typer(add_completion=False)
+
+
+class Query(BaseModel):
+    """The body of a request to the plain server."""
+
+    queries: list[str]
+    topk: int | None = None
+    return_scores: bool = False
 
 
 @app.command()
@@ -29,11 +38,11 @@ def ours(
     """The project's server."""
     import uvicorn
 
-    from mempo_env.retrieval.server import Limits, create_app
+    from mempo_env.retrieval.server import Limits, create_app, example_query
     from mempo_env.retrieval.store import open_retriever
 
     retriever = open_retriever(folder, kind)
-    retriever.search(["warm up"], 3)
+    retriever.search([example_query(retriever)], 3)
     limits = Limits(max_batch_queries=batch)
     uvicorn.run(create_app(retriever, limits=limits), port=port, log_level="warning", access_log=False)
 
@@ -47,17 +56,11 @@ def plain(
     """The comparison."""
     import uvicorn
     from fastapi import FastAPI
-    from pydantic import BaseModel
 
     from mempo_env.retrieval.corpus import Corpus
 
     corpus = [{"id": p.id, "contents": f"{p.title}\n{p.text}"} for p in Corpus(folder / "corpus")]
     search = _plain_dense(folder) if kind == "dense" else _plain_bm25(corpus)
-
-    class Query(BaseModel):
-        queries: list[str]
-        topk: int | None = None
-        return_scores: bool = False
 
     server = FastAPI()
 
@@ -75,7 +78,7 @@ def plain(
             ]
         }
 
-    retrieve(Query(queries=["warm up"]))
+    retrieve(Query(queries=[corpus[0]["contents"][:60]]))
     uvicorn.run(server, port=port, log_level="warning", access_log=False)
 
 

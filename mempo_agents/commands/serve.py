@@ -55,7 +55,7 @@ def run(
         from mempo_env.errors import MissingExtraError
 
         raise MissingExtraError("uvicorn", "server", "The search server") from None
-    from mempo_env.retrieval.server import Limits, SearchService, create_app
+    from mempo_env.retrieval.server import Limits, SearchService, create_app, example_query
 
     if (source is None) == (shards is None):
         raise typer.BadParameter("Give a folder or data set, or --shards, and not both.")
@@ -75,10 +75,11 @@ def run(
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     retriever = load()
     started = time.perf_counter()
-    retriever.search(["warm up"], top_k)
+    example = example_query(retriever)
+    retriever.search([example], top_k)
     first = time.perf_counter() - started
     started = time.perf_counter()
-    retriever.search(["who wrote the first book about it"], top_k)
+    retriever.search([example], top_k)
     typer.echo(
         f"{retriever.name} {retriever.fingerprint}: first search {first * 1000:.0f} ms, "
         f"next {(time.perf_counter() - started) * 1000:.1f} ms",
@@ -89,7 +90,7 @@ def run(
         def reload() -> None:
             try:
                 fresh = load()
-                fresh.search(["warm up"], top_k)
+                fresh.search([example_query(fresh)], top_k)
             except Exception as error:
                 typer.echo(f"Reload failed, the old index stays: {type(error).__name__}: {error}", err=True)
                 return

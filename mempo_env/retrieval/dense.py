@@ -85,7 +85,9 @@ class DenseRetriever:
                 f"{self.folder / INDEX}: the manifest says {self.manifest['count']} vectors, the file holds "
                 f"{len(self._vectors)}. Build the index again."
             )
-        self._embeddings = load_embeddings(self.folder, self.manifest) if self.manifest["keep_embeddings"] else None
+        self._embeddings = (
+            load_embeddings(self.folder, self.manifest) if self.manifest["keep_embeddings"] else self._vectors.matrix
+        )
 
     def __len__(self) -> int:
         """Passages in the index."""

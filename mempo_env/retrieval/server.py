@@ -141,6 +141,16 @@ def manifest_of(retriever: Retriever) -> Any:
     return manifest_of(inner) if inner is not None else getattr(retriever, "manifest", None)
 
 
+def example_query(retriever: Retriever) -> str:
+    """Words that occur in the retriever's first passage, so that a first search runs all of its code."""
+    for attribute in ("passages", "corpus"):
+        passages = getattr(retriever, attribute, None)
+        if passages:
+            return " ".join(f"{passages[0].title} {passages[0].text}".split()[:8])
+    inner = getattr(retriever, "retriever", None) or next(iter(getattr(retriever, "retrievers", ())), None)
+    return example_query(inner) if inner is not None else "who wrote the first book about it"
+
+
 def create_app(
     retriever: Retriever,
     *,

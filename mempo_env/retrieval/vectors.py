@@ -13,6 +13,7 @@ from mempo_env.errors import DataError, MissingExtraError
 from mempo_env.retrieval.exact import top_inner_products
 
 INDEX = "index.faiss"
+_MATRIX_FROM_QUERIES = 8  # fewer do not pay for reading the vectors into place
 _HNSW_BUILD_EFFORT = 160  # FAISS' own 40 loses some per cent of the neighbours in high dimensions
 
 
@@ -109,8 +110,8 @@ class Vectors:
             index = _to_gpus(index, device, placement)
             self._lock = threading.Lock()  # a GPU index serves one thread at a time
         self.index = index
-        # A flat index is a matrix: its product with a batch of queries is several times faster than FAISS' own scan.
-        self._matrix = _flat_matrix(index) if device == "cpu" else None
+        # A flat index is a matrix: its product with a batch of queries is many times faster than FAISS' own scan.
+        self.matrix = _flat_matrix(index) if device == "cpu" else None
         # From 20 queries on, IVF computes the distances to its centroids another way, whose rounding could probe
         # another list. Blocks under 20 keep a query's lists the same in every batch.
         self._block = 16 if device == "cpu" and _is_ivf(index) else 4096
@@ -122,8 +123,8 @@ class Vectors:
         """Scores [N, k] and rows [N, k]; row -1 where there are fewer than k hits. `queries` must be finite."""
         if not np.isfinite(queries).all():
             raise DataError("A query vector holds NaN or infinite values; it has no nearest passages.")
-        if self._matrix is not None:
-            return top_inner_products(queries, self._matrix, k)
+        if self.matrix is not None and len(queries) >= _MATRIX_FROM_QUERIES:
+            return top_inner_products(queries, self.matrix, k)
         scores, rows = [], []
         for start in range(0, len(queries), self._block):
             part = np.ascontiguousarray(queries[start : start + self._block], np.float32)

@@ -27,7 +27,7 @@ from mempo_env.retrieval.build import build_dense, estimate_dense  # noqa: E402
 from mempo_env.retrieval.dense import DenseRetriever  # noqa: E402
 from mempo_env.retrieval.encoders import Encoder, prefixes_for  # noqa: E402
 from mempo_env.retrieval.encoding import Clock  # noqa: E402
-from mempo_env.retrieval.exact import top_inner_products  # noqa: E402
+from mempo_env.retrieval.exact import aligned, top_inner_products  # noqa: E402
 from mempo_env.retrieval.hybrid import HybridRetriever  # noqa: E402
 from mempo_env.retrieval.rerank import RerankRetriever  # noqa: E402
 from mempo_env.retrieval.sharded import ShardedRetriever  # noqa: E402
@@ -128,10 +128,10 @@ def test_the_effort_is_chosen_for_the_recall(tmp_path: Path) -> None:
     assert DenseRetriever(corpus, tmp_path / "high", encoder=encoder).manifest["effort"] == high["effort"]
 
 
-@pytest.mark.parametrize("cells", [1, 300, 10**9])
+@pytest.mark.parametrize("block_rows", [7, 300, 10**6])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_matrix_products_find_what_sorting_finds(monkeypatch: pytest.MonkeyPatch, cells: int, dtype: type) -> None:
-    monkeypatch.setattr("mempo_env.retrieval.exact._CELLS", cells)
+def test_matrix_products_find_what_sorting_finds(monkeypatch: pytest.MonkeyPatch, block_rows: int, dtype: type) -> None:
+    monkeypatch.setattr("mempo_env.retrieval.exact._ROWS", block_rows)
     monkeypatch.setattr("mempo_env.retrieval.exact._QUERIES", 3)
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((9000, 6)).astype(dtype)
@@ -145,6 +145,16 @@ def test_matrix_products_find_what_sorting_finds(monkeypatch: pytest.MonkeyPatch
     assert (rows[:, :3] == np.argsort(-products[:, :3], axis=1)).all()
     assert (rows[:, 3:] == -1).all()
     assert top_inner_products(queries[:0], matrix, 5)[1].shape == (0, 5)
+
+
+def test_vectors_at_an_odd_address_are_multiplied_by_blas() -> None:
+    whole = np.random.default_rng(0).standard_normal((5000, 64)).astype(np.float32)
+    raw = np.frombuffer(b"x" + whole.tobytes(), np.uint8)[1:]
+    odd = raw.view(np.float32).reshape(whole.shape)  # as in a mapped index file, whose header has any length
+    assert not odd.flags.aligned
+    assert aligned(odd, np.empty_like(whole)).flags.aligned
+    queries = whole[:8]
+    assert (top_inner_products(queries, odd, 3)[1] == top_inner_products(queries, whole, 3)[1]).all()
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path: Path, corpus: Corpus) -> None:
