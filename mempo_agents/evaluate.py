@@ -49,6 +49,8 @@ class Settings:
     model: str | None = None
     dtype: str = "auto"
     device: str | None = None
+    base_url: str | None = None
+    tokenizer: str | None = None
     dataset: str = "world"
     corpus: str | None = None
     split: str | None = None
@@ -126,7 +128,14 @@ class _Bench:
             )
             tasks[objectives] = [composed[index] for index in range(settings.tasks)]
         retriever = get_retriever(settings.retriever, dataset, split)
-        engine = get_engine(settings.engine, model=settings.model, dtype=settings.dtype, device=settings.device)
+        engine = get_engine(
+            settings.engine,
+            model=settings.model,
+            dtype=settings.dtype,
+            device=settings.device,
+            base_url=settings.base_url,
+            tokenizer=settings.tokenizer,
+        )
         return cls(settings, dataset, split, retriever, engine, tasks)
 
     def describe(self) -> dict[str, Any]:
@@ -162,6 +171,8 @@ class _Bench:
             "retriever": self.retriever,
             "top_k": settings.top_k,
             "max_steps": settings.max_steps,
+            # The compact register is a language of its own, in which there is nothing to instruct with.
+            "instructions": "" if self.dataset.name.startswith("world-compact") else None,
         }
         policy = get_policy(policy_name, self.engine, sampling)
         return rollout(

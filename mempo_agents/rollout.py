@@ -51,7 +51,8 @@ def rollout(
     progress: called with each trajectory just before it is yielded.
 
     An episode whose next prompt would leave no room for a response in the engine's window is truncated with the stop
-    reason "context_length". One whose search broke down has failed: it is yielded too, with a NaN reward and no scores.
+    reason "context_length". One whose search broke down, or whose request the engine could not answer, has failed: it
+    is yielded too, with a NaN reward and no scores.
     """
     from gymnasium.vector import AutoresetMode
 
@@ -172,6 +173,9 @@ def _step(env: Any, policy: Policy, running: list[tuple[int, _Row]], seed: int) 
     finish_reasons: list[str | None] = [None] * env.num_envs
     acted: list[tuple[int, _Row, Request, Generation]] = []
     for (index, row), request, generation in zip(running, requests, generations, strict=True):
+        if generation.error is not None:
+            env.fail(index, generation.error)  # not the policy's doing: never a step, never a score
+            continue
         if not len(generation.response_ids) and generation.finish_reason == "length":
             env.truncate(index)  # the window is full: nothing was asked, so there is no step
             continue

@@ -129,9 +129,20 @@ class Episode:
         self._close(Turn(action, tuple(hits), reply))
 
     def fail(self, error: str) -> None:
-        """Answer the pending search with an infrastructure failure: the episode ends unscored, its reward NaN."""
+        """End the episode by an infrastructure failure: unscored, its reward NaN.
+
+        Answers the pending search; with none pending it is the policy that could not be asked, and no step is added.
+
+        Raises:
+            EpisodeOverError: The episode has ended.
+        """
+        if self.done:
+            raise EpisodeOverError("Only a running episode can fail.")
         self.error = error
-        self._close(Turn(self._take_pending()), StopReason.FAILED)
+        if self.pending is None:
+            self._end(StopReason.FAILED)
+        else:
+            self._close(Turn(self._take_pending()), StopReason.FAILED)
 
     def truncate(self) -> None:
         """End the episode because the policy cannot read what it would see next: its own window is full.

@@ -47,5 +47,13 @@ class RetrievalError(MempoError, RuntimeError):
     """
 
 
+class EngineError(MempoError, RuntimeError):
+    """A language model could not be asked for reasons that are not the policy's: a dead server, a timeout, an answer
+    that makes no sense.
+
+    The episode in which it happens ends as FAILED; it is never scored.
+    """
+
+
 class EpisodeOverError(MempoError, RuntimeError):
     """`step` was called before `reset`, or after the episode ended."""

@@ -146,14 +146,28 @@ class SearchQAVectorEnv(VectorEnv[Observations, Sequence[str | None], np.ndarray
             EpisodeOverError: The row has ended, or was never reset.
             ValueError: The autoreset mode is SAME_STEP, in which an end belongs to a step.
         """
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            raise ValueError("truncate needs autoreset mode NEXT_STEP or DISABLED: SAME_STEP resets within the step.")
+        self._refuse_same_step("truncate")
         self.envs[row].episode.truncate()
+        self._truncations[row] = True
+
+    def fail(self, row: int, error: str) -> None:
+        """End a row's episode as failed before its next step: its policy could not be asked. It is never scored.
+
+        Raises:
+            EpisodeOverError: The row has ended, or was never reset.
+            ValueError: The autoreset mode is SAME_STEP, in which an end belongs to a step.
+        """
+        self._refuse_same_step("fail")
+        self.envs[row].episode.fail(error)
         self._truncations[row] = True
 
     def render(self) -> tuple[str | None, ...]:  # type: ignore[override]
         """What each row renders."""
         return tuple(env.render() for env in self.envs)
+
+    def _refuse_same_step(self, what: str) -> None:
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            raise ValueError(f"{what} needs autoreset mode NEXT_STEP or DISABLED: SAME_STEP resets within the step.")
 
     def _observations(self) -> Observations:
         return tuple(env.episode.observation for env in self.envs)

@@ -16,10 +16,16 @@ def run(
     file: Annotated[Path, typer.Argument(help="Trajectories, as `mempo eval` writes them (trajectories.jsonl).")],
     model: Annotated[
         str | None,
-        typer.Option(help="Language model that scores: a folder, a hub name, or smollm2 (embedded)."),
+        typer.Option(help="Language model that scores: a folder, a hub name, smollm2 (embedded), or a server's name."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="What runs it: hf, vllm, or openai (a vLLM server).")] = "hf",
+    base_url: Annotated[
+        str | None, typer.Option(help="Server of openai, such as http://127.0.0.1:8000/v1; key: $OPENAI_API_KEY.")
     ] = None,
     scores: Annotated[Path | None, typer.Option(help="Read P(answer | ...) from this file instead of scoring.")] = None,
-    dtype: Annotated[str, typer.Option(help="Weights: auto, float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str | None, typer.Option(help="Weights: auto, float32, bfloat16 or float16; default: float32, a server's own.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: what there is.")] = None,
     policy: Annotated[str | None, typer.Option(help="Only this policy's trajectories.")] = None,
     baseline: Annotated[str, typer.Option(help="What R_M subtracts: history, previous (memory), or none.")] = "history",
@@ -50,6 +56,8 @@ def run(
     ):
         if value not in known:
             raise ValueError(f"--{name}: expected one of {', '.join(known)}, got {value!r}.")
+    if engine not in ("hf", "vllm", "openai"):
+        raise ValueError(f"--engine: expected one that can score, hf, vllm or openai; got {engine!r}.")
     if (model is None) == (scores is None):
         raise ValueError(
             "P(answer | memory) must come from somewhere: give --model (for example --model smollm2) to score the "
@@ -65,13 +73,14 @@ def run(
     else:
         from rich.progress import track
 
-        from mempo_agents.engines.hf import HFEngine
+        from mempo_agents.engines import get_engine
 
-        engine = HFEngine(model, dtype=dtype, device=device)
-        tokenizer = engine.tokenizer
-        source = {"model": model, "fingerprint": engine.fingerprint, "threshold": threshold, "aliases": aliases}
+        own = "auto" if engine == "openai" else "float32"
+        scorer: Any = get_engine(engine, model, dtype=dtype or own, device=device, base_url=base_url)
+        tokenizer = scorer.codec.tokenizer
+        source = {"model": model, "fingerprint": scorer.fingerprint, "threshold": threshold, "aliases": aliases}
         scored = [
-            memory_scores(group.trajectories, engine, threshold=threshold, aliases=aliases)  # type: ignore[arg-type]
+            memory_scores(group.trajectories, scorer, threshold=threshold, aliases=aliases)  # type: ignore[arg-type]
             for group in track(groups, "Scoring groups", console=console, transient=True)
         ]
     batches = [group_batch(group, one) for group, one in zip(groups, scored, strict=True)]

@@ -14,15 +14,26 @@ def run(
     engine: Annotated[
         str,
         typer.Option(
-            help="scripted (an oracle that plays from the evidence), random, hf (a language model), or replay:FILE."
+            help="scripted (an oracle that plays from the evidence), random, hf (a language model), vllm (the same in "
+            "vLLM), openai or openai-chat (a server, see --base-url), or replay:FILE."
         ),
     ] = "scripted",
     model: Annotated[
         str | None,
-        typer.Option(help="Language model: a folder, a hub name, or smollm2 (embedded). For scripted: its tokenizer."),
+        typer.Option(
+            help="Language model: a folder, a hub name, or smollm2 (embedded); the name that a server gives it. For "
+            "scripted: its tokenizer."
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Weights: auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: what there is.")] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(help="Server of openai and openai-chat, such as http://127.0.0.1:8000/v1; key: $OPENAI_API_KEY."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Tokenizer of a server's model: a folder or a hub name; default: by its name.")
+    ] = None,
     dataset: Annotated[str, typer.Option(help="world, world-compact, a file of questions, or a hub name.")] = "world",
     corpus: Annotated[str | None, typer.Option(help="File of passages to search; default: the dataset's own.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of the dataset; default: test, dev, or its first.")] = None,
@@ -60,6 +71,8 @@ def run(
         model=model,
         dtype=dtype,
         device=device,
+        base_url=base_url,
+        tokenizer=tokenizer,
         dataset=dataset,
         corpus=corpus,
         split=split,

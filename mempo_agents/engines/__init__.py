@@ -10,7 +10,7 @@ from mempo_env.errors import UnknownNameError
 
 __all__ = ["Engine", "Generation", "Request", "Sampling", "ScoreRow", "get_engine"]
 
-_KNOWN = ("scripted", "oracle", "random", "replay:FILE", "hf", "hf:MODEL", "smollm2")
+_KNOWN = ("scripted", "oracle", "random", "replay:FILE", "hf", "hf:MODEL", "smollm2", "vllm", "openai", "openai-chat")
 
 
 def get_engine(
@@ -20,18 +20,35 @@ def get_engine(
     dtype: str = "auto",
     device: str | None = None,
     window_tokens: int | None = None,
+    base_url: str | None = None,
+    tokenizer: str | Path | None = None,
 ) -> Engine:
     """The engine that `spec` names; an engine is returned as it is.
 
     - "scripted" or "oracle", "random", "replay:FILE": no model plays. `model` names one whose tokenizer counts the
       tokens (a folder, a hub name or "smollm2"); without it words are counted.
     - "hf": the language model `model`, by default the embedded "smollm2". "hf:MODEL" and "smollm2" are short for it.
+    - "vllm": the language model `model` in vLLM, in this process.
+    - "openai": the server at `base_url`, by its name `model` for the model; "openai-chat": by its chat API, for any
+      server. `tokenizer` (a folder or a name) where the server's own name does not lead to one; the key is in the
+      environment variable OPENAI_API_KEY. See `OpenAIEngine`.
 
     `dtype` ("auto", "float32", "bfloat16", "float16"), `device` and `window_tokens` are those of `HFEngine`.
-    Raises UnknownNameError, and MissingExtraError where a package is missing.
+    Raises UnknownNameError, MissingExtraError where a package is missing, and ValueError for an option that the engine
+    has no use for.
     """
     if not isinstance(spec, str):
         return spec
+    if spec in ("openai", "openai-chat"):
+        return _server(spec, model, base_url, tokenizer, window_tokens, dtype=dtype, device=device)
+    if base_url is not None or tokenizer is not None:
+        raise ValueError(f"base_url and tokenizer are of the engines 'openai' and 'openai-chat', not of {spec!r}.")
+    if spec == "vllm":
+        if device is not None:
+            raise ValueError("device: vLLM takes the device it was built for; leave it out.")
+        from mempo_agents.engines.vllm import VLLMEngine
+
+        return VLLMEngine(model or "smollm2", dtype=dtype, window_tokens=window_tokens)
     kind, _, argument = spec.partition(":")
     if kind in ("scripted", "oracle", "random", "replay"):
         return _scripted(kind, argument, model)
@@ -42,6 +59,27 @@ def get_engine(
     from mempo_agents.engines.hf import HFEngine
 
     return HFEngine(argument or model or "smollm2", dtype=dtype, device=device, window_tokens=window_tokens)
+
+
+def _server(
+    spec: str,
+    model: str | Path | None,
+    base_url: str | None,
+    tokenizer: str | Path | None,
+    window_tokens: int | None,
+    **others: str | None,
+) -> Engine:
+    if base_url is None or model is None:
+        raise ValueError(
+            f"The engine {spec!r} needs a server and a model: base_url (--base-url http://127.0.0.1:8000/v1) and model "
+            f"(--model NAME); got {base_url!r} and {model!r}."
+        )
+    if others != {"dtype": "auto", "device": None}:
+        raise ValueError(f"dtype and device are the server's: leave them out for the engine {spec!r}.")
+    from mempo_agents.engines.openai import OpenAIEngine
+
+    api: Any = "chat" if spec == "openai-chat" else "auto"
+    return OpenAIEngine(base_url, str(model), tokenizer=tokenizer, api=api, window_tokens=window_tokens)
 
 
 def _scripted(kind: str, argument: str, model: str | Path | None) -> Any:

@@ -39,7 +39,8 @@ class Sampling:
 class Generation:
     """One sampled response; the arrays are those of `mempo_agents.trajectory.Step`.
 
-    finish_reason: "stop" (a stop string), "eos", or "length".
+    finish_reason: "stop" (a stop string), "eos", or "length". `logprobs` are NaN where unknown. error: why this request
+    alone could not be answered (a server's failure); the other fields are then empty and the episode has failed.
     """
 
     prompt_ids: np.ndarray
@@ -49,6 +50,7 @@ class Generation:
     token_ends: np.ndarray
     text: str
     finish_reason: str
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,9 @@ class Engine(Protocol):
     `encode(messages)` gives the prompt ids the policy would see, the chat template and generation prompt included.
     `encode_text(text)` gives the ids of a bare piece of text, no special tokens added.
     `generate` returns one `Generation` per request, in order; the protocol names the stop strings and the guided plan.
+    One that fails on its own comes back with its `error`; EngineError says that the engine as a whole is of no use.
     `score` returns one float32 [T] array of log-probabilities (temperature 1, full support) per row, in order. Rows
-    that share prefixes are computed once. Scripted engines raise NotImplementedError.
+    that share prefixes are computed once. Engines that cannot score raise NotImplementedError.
     `window_tokens` is the longest prompt plus response, None when unlimited. `fingerprint` names the weights exactly.
     """
 

@@ -1,16 +1,22 @@
-"""An unguided response: sampled until an action is complete, an end token, or the budget."""
+"""An unguided response: sampled until an action is complete, an end token, or the budget.
+
+The one place that says where a response ends, whoever samples it: this process or a server (`served.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mempo_agents.engines.decoding import Restriction
-from mempo_agents.spans import decode_text
+from mempo_agents.engines.base import Generation
+from mempo_agents.spans import decode_text, token_ends
 from mempo_env.protocols import Protocol as TagProtocol
+
+if TYPE_CHECKING:  # it needs torch; engines behind a server do not
+    from mempo_agents.engines.decoding import Restriction
 
 
 class FreeRow:
@@ -68,6 +74,24 @@ class FreeRow:
             if found >= 0 and found + len(tag) > before:
                 return self.protocol.finished(decode_text(self.tokenizer, self.ids).rpartition(tag)[0] + tag)
         return False
+
+
+def generation_of(tokenizer: Any, row: Any) -> Generation:
+    """What a finished row has written. An end token has empty text."""
+    ids = np.array(row.ids, dtype=np.int64)
+    spoken = ids[:-1] if row.finish_reason == "eos" else ids
+    text = decode_text(tokenizer, spoken)
+    ends = np.full(len(ids), len(text), dtype=np.int64)
+    ends[: len(spoken)] = token_ends(tokenizer, spoken)
+    return Generation(
+        prompt_ids=row.prompt_ids,
+        response_ids=ids,
+        logprobs=np.array(row.logprobs, dtype=np.float32),
+        policy_mask=np.array(row.policy_mask, dtype=bool),
+        token_ends=ends,
+        text=text,
+        finish_reason=row.finish_reason,
+    )
 
 
 @lru_cache(maxsize=1 << 18)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from mempo_agents.engines.base import Generation, Request, Sampling, ScoreRow
-from mempo_agents.spans import decode_text, token_ends
 from mempo_agents.tokenizers import HFTokenizer
 from mempo_env.errors import DataError, MissingExtraError, UnknownNameError
 from mempo_env.protocols import Protocol as TagProtocol
@@ -66,7 +65,7 @@ class HFEngine:
         if window_tokens is not None and limit is not None and window_tokens > limit:
             raise ValueError(f"window_tokens={window_tokens} is more than the {limit} positions that the model has.")
         self.window_tokens: int | None = limit if window_tokens is None else window_tokens
-        self.end_ids = _end_ids(self.model, self.tokenizer)
+        self.end_ids = end_ids_of(getattr(self.model, "generation_config", None), self.tokenizer)
         self._vocabulary: Any = None
 
     @property
@@ -130,25 +129,31 @@ class HFEngine:
         return FreeRow(self.tokenizer, protocol, prompt_ids, request.seed, room, self.end_ids)
 
     def _generation(self, row: Any) -> Generation:
-        ids = np.array(row.ids, dtype=np.int64)
-        spoken = ids[:-1] if row.finish_reason == "eos" else ids
-        text = decode_text(self.tokenizer, spoken)
-        ends = np.full(len(ids), len(text), dtype=np.int64)
-        ends[: len(spoken)] = token_ends(self.tokenizer, spoken)
-        return Generation(
-            prompt_ids=row.prompt_ids,
-            response_ids=ids,
-            logprobs=np.array(row.logprobs, dtype=np.float32),
-            policy_mask=np.array(row.policy_mask, dtype=bool),
-            token_ends=ends,
-            text=text,
-            finish_reason=row.finish_reason,
-        )
+        from mempo_agents.engines.free import generation_of
+
+        return generation_of(self.tokenizer, row)
 
 
 def load_tokenizer(model: str | Path) -> HFTokenizer:
     """The tokenizer of a folder, a hub name, or "smollm2", for counting and encoding without the model."""
     return HFTokenizer(_from_pretrained("AutoTokenizer", model), name=str(model))
+
+
+def weights_of(model: str | Path) -> str | Path:
+    """The folder of a model that comes with a package ("smollm2", or one of `mempo_agents.nano`), else `model`."""
+    from mempo_agents.engines.smollm2 import NAME, smollm2_dir
+    from mempo_agents.nano.shipped import weights_folder
+
+    return smollm2_dir() if str(model) == NAME else (weights_folder(str(model)) or model)
+
+
+def end_ids_of(*sources: Any) -> frozenset[int]:
+    """Every id that ends a response: those of generation configs (there may be several) and the tokenizer's own."""
+    found: set[int] = set()
+    for source in sources:
+        value = getattr(source, "eos_token_id", None)
+        found |= {value} if isinstance(value, int) else set(value or ())
+    return frozenset(found)
 
 
 def _load(model: str | Path, dtype: str, device: str | None) -> tuple[Any, HFTokenizer]:
@@ -170,10 +175,9 @@ def _from_pretrained(auto_class: str, model: str | Path, **kwargs: Any) -> Any:
         import transformers
     except ImportError as error:
         raise MissingExtraError("transformers and torch", "hf", "A language model") from error
-    from mempo_agents.engines.smollm2 import NAME, quiet_transformers, smollm2_dir
-    from mempo_agents.nano.shipped import weights_folder
+    from mempo_agents.engines.smollm2 import quiet_transformers
 
-    where = smollm2_dir() if str(model) == NAME else (weights_folder(str(model)) or model)
+    where = weights_of(model)
     try:
         with quiet_transformers():
             return getattr(transformers, auto_class).from_pretrained(where, **kwargs)
@@ -195,15 +199,6 @@ def _computes_in_bfloat16(device: str) -> bool:
 
 def _text_config(model: Any) -> Any:
     return model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-
-
-def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a response: those of the generation config (there may be several) and the tokenizer's own."""
-    found: set[int] = set()
-    for source in (getattr(model, "generation_config", None), tokenizer):
-        value = getattr(source, "eos_token_id", None)
-        found |= {value} if isinstance(value, int) else set(value or ())
-    return frozenset(found)
 
 
 def _bytes(weights: Any) -> memoryview:

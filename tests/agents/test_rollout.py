@@ -224,6 +224,27 @@ def test_a_broken_search_fails_its_episodes_and_the_rest_go_on():
     assert fine.answer == "unknown"
 
 
+class Unlucky(OracleEngine):
+    """The oracle behind a wire: requests for one task are lost from its second step on."""
+
+    def generate(self, requests, protocol, sampling):
+        made = super().generate(requests, protocol, sampling)
+        lost = [r.task.id == "rome" and len(r.messages) > 2 for r in requests]
+        return [dataclasses.replace(g, error="timed out") if bad else g for g, bad in zip(made, lost, strict=True)]
+
+
+def test_a_request_that_could_not_be_answered_fails_its_own_episode():
+    tasks = [TASKS[1], Task("rome", (QUESTIONS[1],), "test")]
+    rows = play(get_policy("mempo", Unlucky()), tasks, batch_size=2)
+    failed, fine = rows["rome", 0], rows["w/test/1", 0]
+    assert (failed.stop_reason, failed.error) == (StopReason.FAILED, "timed out")
+    assert math.isnan(failed.reward)
+    assert (failed.em, failed.f1, failed.reward_parts, failed.answer) == ((), (), {}, None)
+    assert len(failed.steps) == 1
+    assert fine.stop_reason == StopReason.ANSWERED
+    assert same({("w/test/1", 0): fine}, play(get_policy("mempo", OracleEngine()), tasks[:1]))
+
+
 def test_replay_gives_every_token_back(tmp_path):
     from mempo_agents.files import read_trajectories, write_trajectories
 

@@ -194,6 +194,25 @@ def test_a_row_can_be_truncated_between_steps():
         make(1, AutoresetMode.SAME_STEP).truncate(0)
 
 
+def test_a_row_can_fail_between_steps():
+    envs = make(2, AutoresetMode.DISABLED)
+    envs.reset(seed=0)
+    envs.step([compose(envs, query="rome"), "nonsense"])
+    envs.fail(0, "the model is gone")
+    with pytest.raises(EpisodeOverError, match="Only a running episode can fail"):
+        envs.fail(0, "again")
+    _, rewards, terminations, truncations, _ = envs.step([None, "nonsense"])
+    assert (rewards[0], terminations[0], truncations[0]) == (0.0, False, True)
+    episode = envs.episodes[0]
+    assert (episode.stop_reason, episode.error, episode.score, len(episode.turns)) == (
+        "failed", "the model is gone", None, 1,
+    )  # fmt: skip
+    assert np.isnan(episode.reward)
+    assert envs.episodes[1].stop_reason is None
+    with pytest.raises(ValueError, match="fail needs autoreset mode NEXT_STEP or DISABLED"):
+        make(1, AutoresetMode.SAME_STEP).fail(0, "")
+
+
 BAD_STEPS = [
     (["a", "b"], ValueError, "Expected 3 actions, one per row, got 2"),
     ("abc", TypeError, "Expected 3 actions, one per row, in a sequence, got 'abc'"),
