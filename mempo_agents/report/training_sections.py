@@ -57,11 +57,9 @@ def ablation_section(compared: Sequence[Comparison], runs: Sequence[Run], no_gra
         title="What each part does",
         explanation=(
             "An ablation changes one thing and keeps the rest: how much of the history stays in view, and whether the "
-            "memory is rewarded. The last figure shows a bias of the memory reward itself: the history gains a "
-            "result at "
-            "every step, so P(answer | history) tends to rise and later memories tend to be graded lower for reasons "
-            "that "
-            "are not their own."
+            "memory is rewarded. The last figure shows how far a memory's grade depends on when it was written: the "
+            "history gains a result at every step, so if the memories gain less than that, late ones are graded lower "
+            "for being late, and if they gain more, higher. Whatever the step explains is no merit of the memory."
         ),
         figures=figures,
         tables=tables,

@@ -186,7 +186,9 @@ def test_a_group_that_is_scored_in_part_has_no_grades(tmp_path: Path) -> None:
 
 
 def test_context_section_against_the_json_lines(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path / "run", group_run()))
+    # A fourth episode with longer memories: at steps 2 and 3 the median lies between two different values.
+    longer = make_episode("world/test/k2/000001", 3, ["much " * 9, "more " * 9, "m"], OBSERVATIONS, right=True)
+    page = page_of(write_run(tmp_path / "run", [*group_run(), longer]))
     prompts: dict[str, list[list[int]]] = {}
     for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines():
         record, lengths = json.loads(line), []
@@ -198,6 +200,7 @@ def test_context_section_against_the_json_lines(tmp_path: Path) -> None:
         values = [lengths[row["step"] - 1] for lengths in prompts[row["policy"].lower()]]
         assert row["episodes"] == len(values)
         assert row["median"] == np.median(values)
+        assert row["middle_half"] == [np.quantile(values, 0.25), np.quantile(values, 0.75)]
         assert row["range"] == [min(values), max(values)]
     assert len(table.rows) == 6
     (figure,) = section(page, "context").figures
@@ -228,12 +231,14 @@ def test_scores_section_shows_the_cells_of_the_results(tmp_path: Path) -> None:
 def test_an_unfinished_cell_is_computed_from_its_episodes(tmp_path: Path) -> None:
     rows = group_run()
     cell = {"policy": "react", "objectives": 2, "context": "full", **summarise(rows[3:])}
-    folder = write_run(tmp_path / "run", rows, {"schema_version": 1, "run": {}, "cells": [{**cell, "f1": 0.25}]})
+    stale = {"policy": "mempo", "objectives": 2, "context": "last_step", **summarise(rows[:2])}
+    cells = [{**cell, "f1": 0.25}, {**stale, "f1": 0.9}]
+    folder = write_run(tmp_path / "run", rows, {"schema_version": 1, "run": {}, "cells": cells})
     collection = Collection([folder])
     collection.refresh()
-    cells = {c["policy"]: c for c in collection.runs[0].cells()}
-    assert cells["react"]["f1"] == 0.25  # as many episodes as there are: the file's
-    assert cells["mempo"]["f1"] == pytest.approx(2 / 3)
+    found = {c["policy"]: c for c in collection.runs[0].cells()}
+    assert found["react"]["f1"] == 0.25  # as many episodes as there are: the file's
+    assert found["mempo"]["f1"] == pytest.approx(2 / 3)  # counted two of three
 
 
 # --- which policy ---
