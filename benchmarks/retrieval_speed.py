@@ -327,7 +327,8 @@ def table(rows: dict[str, dict[str, Any]], passages: int, encoder: str) -> str:
         )
     lines += [
         "",
-        "| server | style | clients | requests/s | per CPU s | median ms | 99 % ms | errors | resident MiB | anonymous MiB |",
+        "| server | style | clients | requests/s | per CPU s | median ms | 99 % ms | errors | resident MiB | "
+        "anonymous MiB |",
     ]
     lines.append("|---|---|---|---|---|---|---|---|---|---|")
     for cell, row in rows.items():

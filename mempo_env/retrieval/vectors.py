@@ -72,6 +72,7 @@ def train_and_add(index: Any, training: np.ndarray, blocks: Iterator[np.ndarray]
         inner = _inner(index)
         if isinstance(inner, faiss.IndexIVF):
             inner.cp.seed = seed
+            _set_quantizer_effort(inner, 1)
         index.train(np.ascontiguousarray(training, np.float32))
     inner = _inner(index)
     if isinstance(inner, faiss.IndexHNSW):
@@ -176,8 +177,18 @@ def set_effort(index: Any, effort: int) -> None:
     inner = _inner(index)
     if isinstance(inner, faiss.IndexIVF):
         inner.nprobe = min(effort, inner.nlist)
+        _set_quantizer_effort(inner, effort)
     elif isinstance(inner, faiss.IndexHNSW):
         inner.hnsw.efSearch = effort
+
+
+def _set_quantizer_effort(ivf: Any, effort: int) -> None:
+    """Where the lists are found by a graph (IVF.._HNSW..): look well, or vectors and queries end in wrong lists."""
+    faiss = import_faiss()
+    quantizer = faiss.downcast_index(ivf.quantizer)
+    if isinstance(quantizer, faiss.IndexHNSW):
+        quantizer.hnsw.efConstruction = max(quantizer.hnsw.efConstruction, _HNSW_BUILD_EFFORT)
+        quantizer.hnsw.efSearch = max(_HNSW_BUILD_EFFORT, 2 * effort)
 
 
 def default_effort(factory: str, dimensions: int) -> int | None:
