@@ -186,9 +186,10 @@ def test_a_group_that_is_scored_in_part_has_no_grades(tmp_path: Path) -> None:
 
 
 def test_context_section_against_the_json_lines(tmp_path: Path) -> None:
-    # A fourth episode with longer memories: at steps 2 and 3 the median lies between two different values.
+    # Three MemPO episodes whose memories differ in length, so that at step 3 no two prompts are equal.
     longer = make_episode("world/test/k2/000001", 3, ["much " * 9, "more " * 9, "m"], OBSERVATIONS, right=True)
-    page = page_of(write_run(tmp_path / "run", [*group_run(), longer]))
+    kept, lost, _, react = group_run()
+    page = page_of(write_run(tmp_path / "run", [kept, lost, longer, react]))
     prompts: dict[str, list[list[int]]] = {}
     for line in (tmp_path / "run/trajectories.jsonl").read_text().splitlines():
         record, lengths = json.loads(line), []
