@@ -2,7 +2,7 @@
 
     python scripts/ship_weights.py nano-mempo out/nano/checkpoints/step-00001500 --command "mempo nano --out out/nano"
 
-Copies the model to mempo_agents/weights/NAME and writes card.json beside it: the command, the settings, the curve of
+Copies the model, in bfloat16, to mempo_agents/weights/NAME and writes card.json beside it: the command, the settings, the curve of
 evaluations up to that checkpoint, a hash of the data, and the model's score on the test split, sampled.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,10 @@ def main() -> None:
 
     target = FOLDER / options.name
     target.mkdir(parents=True, exist_ok=True)
-    for path in (options.checkpoint / "model").iterdir():
-        shutil.copyfile(path, target / path.name)
     state = read_json(options.checkpoint / STATE)
-    engine = HFEngine(str(target), dtype="bfloat16", device="cpu")
+    engine = HFEngine(str(options.checkpoint / "model"), dtype="bfloat16", device="cpu")
+    engine.model.save_pretrained(target)
+    engine.tokenizer.save_pretrained(target)
     score = measure(engine, options.policy, tasks=options.tasks, split="test")
     run = options.checkpoint.parents[1]
     settings = run / "settings.json"

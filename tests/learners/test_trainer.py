@@ -277,7 +277,7 @@ def test_two_processes_train_as_one(tmp_path, tasks):
     script = tmp_path / "child.py"
     script.write_text(child(tmp_path / "two", **changes), encoding="utf-8")
     pytest.importorskip("accelerate")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", str(script)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     one, two = timeless(tmp_path / "one"), timeless(tmp_path / "two")
