@@ -7,30 +7,26 @@ from mempo_agents.policies.base import Policy
 from mempo_agents.policies.mem1 import MEM1
 from mempo_agents.policies.mempo import MemPO
 from mempo_agents.policies.react import ReAct
-from mempo_env.errors import UnknownNameError
+from mempo_env.registry import Registry
 
 __all__ = ["MEM1", "MemPO", "Policy", "ReAct", "get_policy", "policy_names", "register_policy"]
 
-_POLICIES: dict[str, type[Policy]] = {}
+_POLICIES: Registry[type[Policy]] = Registry("policy")
 
 
 def register_policy(policy: type[Policy]) -> type[Policy]:
     """Makes a subclass of `Policy` known by its `name`; usable as a decorator. Raises ValueError for a taken name."""
-    if _POLICIES.get(policy.name, policy) is not policy:
-        raise ValueError(f"A policy named {policy.name!r} is already registered; give yours another name.")
-    _POLICIES[policy.name] = policy
-    return policy
+    return _POLICIES.add(policy.name, policy)
 
 
 def policy_names() -> tuple[str, ...]:
+    """The registered names, sorted."""
     return tuple(_POLICIES)
 
 
 def get_policy(name: str, engine: Engine, sampling: Sampling | None = None, *, context: str | None = None) -> Policy:
     """The policy of that name, playing with `engine`. Raises UnknownNameError."""
-    if name not in _POLICIES:
-        raise UnknownNameError("policy", name, _POLICIES)
-    return _POLICIES[name](engine, sampling, context=context)
+    return _POLICIES.get(name)(engine, sampling, context=context)
 
 
 for _policy in (ReAct, MEM1, MemPO):

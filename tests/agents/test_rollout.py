@@ -358,3 +358,15 @@ def test_the_engine_is_told_which_step_is_the_last():
     (trajectory,) = rollout(get_policy("react", Listening()), [TASK], env_kwargs=env_kwargs(max_steps=2))
     assert seen == [False, True][: len(trajectory.steps)]
     assert len(trajectory.steps) == 2
+
+
+def test_every_public_name_is_there_and_none_is_a_module():
+    import types
+
+    import mempo_agents
+
+    for name in mempo_agents.__all__:
+        assert not isinstance(getattr(mempo_agents, name), types.ModuleType), name
+    assert set(mempo_agents.__all__) == set(mempo_agents._EXPORTS) <= set(dir(mempo_agents))
+    with pytest.raises(AttributeError, match="no attribute 'rollin'"):
+        mempo_agents.rollin  # noqa: B018
