@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from mempo_env.errors import DataError
+from mempo_env.json_files import read_json, write_json
+
+__all__ = ["RESULTS", "TRAJECTORIES", "only_writer", "read_json", "write_json"]
 
 RESULTS = "results.json"
 TRAJECTORIES = "trajectories.jsonl"
@@ -31,25 +32,3 @@ def only_writer(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace `path` by `value` in one move: a reader sees the old file or the new one, never a part."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
-        json.dump(value, file, ensure_ascii=False, indent=1, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`; DataError names the file when it is no JSON object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}: expected JSON, got an error at line {error.lineno}: {error.msg}.") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: expected a JSON object, got {type(value).__name__}.")
-    return value

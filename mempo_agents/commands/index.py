@@ -165,8 +165,9 @@ def _estimate(
 ) -> None:
     from mempo_env.retrieval import bm25_disk, build
     from mempo_env.retrieval.encoders import get_encoder
+    from mempo_env.retrieval.indexes import check_rows
 
-    start, stop = bm25_disk.check_rows(span, len(corpus))
+    start, stop = check_rows(span, len(corpus))
     gib = 2**30
     if kind in ("bm25", "hybrid"):
         typer.echo(

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mempo_env.protocols.base import ANSWER_SEPARATOR, Protocol, TagProtocol
-from mempo_env.protocols.inert import TAG_NAMES, neutralise, replace_surrogates
+from mempo_env.protocols.inert import TAG_NAMES, neutralise
 from mempo_env.protocols.parser import TOOLS
 from mempo_env.protocols.plan import Branch, Choice, Forced, Free, Segment
 from mempo_env.protocols.render import Budget, render_hits
 from mempo_env.registry import Registry
+from mempo_env.text import replace_surrogates
 
 __all__ = [
     "ANSWER_SEPARATOR",

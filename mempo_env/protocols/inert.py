@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from mempo_env.text import replace_surrogates
+
 TAG_NAMES = ("mem", "think", "tool_call", "search", "visit", "answer", "information")
 """Every tag name that any built-in protocol gives a meaning."""
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # Marks with which chat templates and tokenizers delimit turns and sequences, besides the `<|...|>` family.
 _ANGLE_MARKS = ("tool_response", "start_of_turn", "end_of_turn", "s", "bos", "eos", "pad", "unk")
@@ -23,11 +23,6 @@ _MARK = re.compile(
     re.IGNORECASE,
 )
 _INERT = str.maketrans("<>[]", "‹›‹›")
-
-
-def replace_surrogates(text: str) -> str:
-    """Replace each lone surrogate by U+FFFD, so that the text can be encoded as UTF-8. Lengths and offsets stay."""
-    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def neutralise(text: str) -> str:

@@ -29,7 +29,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from mempo_env.protocols.inert import replace_surrogates
+from mempo_env.text import replace_surrogates
 from mempo_env.types import Action, ActionKind, InvalidReason
 
 TOOLS = MappingProxyType({"search": (ActionKind.SEARCH, "query"), "visit": (ActionKind.VISIT, "url")})

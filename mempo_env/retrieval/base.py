@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from mempo_env.checks import whole_number
 from mempo_env.types import Hit
 
 
@@ -28,3 +29,14 @@ class Retriever(Protocol):
     def fingerprint(self) -> str: ...
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]: ...
+
+
+def check_search(queries: Sequence[str], k: int) -> int:
+    """`k` as an int, after a look at both arguments: how every `search` begins.
+
+    Raises:
+        TypeError: `queries` is one string, or `k` is no integer. ValueError: `k` is below 1.
+    """
+    if isinstance(queries, str):
+        raise TypeError("search expects a sequence of queries, got one string. Write search([query], k).")
+    return whole_number("k", k)

@@ -21,6 +21,7 @@ import numpy as np
 
 from mempo_env.checks import whole_number
 from mempo_env.errors import DataError, MissingExtraError, UnknownNameError
+from mempo_env.retrieval.base import check_search
 from mempo_env.retrieval.words import ENGLISH_STOP_WORDS, words
 from mempo_env.types import Hit, Passage
 
@@ -66,20 +67,10 @@ class BM25Retriever:
         backend: str = "auto",
         fingerprint: str | None = None,
     ) -> None:
-        if not 0 <= k1 < math.inf or not 0 <= b <= 1 or whole_number("title_weight", title_weight, least=None) < 0:
-            raise ValueError(
-                f"BM25: expected k1 >= 0, 0 <= b <= 1 and title_weight >= 0, got {k1=}, {b=}, {title_weight=}."
-            )
-        if backend not in BACKENDS:
-            raise UnknownNameError("BM25 backend", backend, BACKENDS)
-        has_numba = importlib.util.find_spec("numba") is not None
-        if backend == "numba" and not has_numba:
-            raise MissingExtraError("numba", "retrieval", "The numba backend of BM25")
-        if backend == "auto":
-            backend = "numba" if has_numba and len(passages) >= _NUMBA_FROM_PASSAGES else "numpy"
+        check_parameters(k1, b, title_weight)
         self.name = "bm25"
         self.passages = passages
-        self.backend = backend
+        self.backend = choose_backend(backend, len(passages))
         self._stop_words = frozenset(stop_words)
         ids = [passage.id for passage in passages]
         self._order = _order_by_id(ids)
@@ -94,9 +85,7 @@ class BM25Retriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """Up to `k` hits for each query, best first; `[]` for a query that shares no word with any passage."""
-        if isinstance(queries, str):
-            raise TypeError("search expects a sequence of queries, got one string. Write search([query], k).")
-        k = whole_number("k", k)
+        k = check_search(queries, k)
         hits: list[list[Hit]] = [[] for _ in queries]
         rows: list[int] = []
         token_ids: list[list[int]] = []
@@ -136,6 +125,26 @@ class BM25Retriever:
         """The best `k` of each query as three flat lists: query row, position in id order, score."""
         top = _top_numba if self.backend == "numba" else _top_numpy
         return top(self._weights, self._rows, self._starts, len(self), token_ids, k)
+
+
+def check_parameters(k1: float, b: float, title_weight: int) -> None:
+    """Raise ValueError (TypeError for a `title_weight` that is no integer) unless BM25 is defined for them."""
+    if not 0 <= k1 < math.inf or not 0 <= b <= 1 or whole_number("title_weight", title_weight, least=None) < 0:
+        raise ValueError(
+            f"BM25: expected k1 >= 0, 0 <= b <= 1 and title_weight >= 0, got {k1=}, {b=}, {title_weight=}."
+        )
+
+
+def choose_backend(backend: str, passages: int) -> str:
+    """ "numpy" or "numba": the one named, or for "auto" the faster one for that many passages."""
+    if backend not in BACKENDS:
+        raise UnknownNameError("BM25 backend", backend, BACKENDS)
+    has_numba = importlib.util.find_spec("numba") is not None
+    if backend == "numba" and not has_numba:
+        raise MissingExtraError("numba", "retrieval", "The numba backend of BM25")
+    if backend == "auto":
+        return "numba" if has_numba and passages >= _NUMBA_FROM_PASSAGES else "numpy"
+    return backend
 
 
 def fingerprint_passages(passages: Sequence[Passage]) -> str:

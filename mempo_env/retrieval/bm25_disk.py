@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mempo_env.errors import DataError
+from mempo_env.json_files import write_json
 from mempo_env.retrieval import storage
-from mempo_env.retrieval.bm25 import BACKENDS, BM25Retriever
+from mempo_env.retrieval.bm25 import BM25Retriever, check_parameters, choose_backend
 from mempo_env.retrieval.corpus import Corpus
+from mempo_env.retrieval.indexes import Progress, check_corpus, check_rows, index_fingerprint
 from mempo_env.retrieval.words import ENGLISH_STOP_WORDS, words
-
-Progress = Callable[[str, int, int], None]  # what is done, steps done, steps in all
 
 _BLOCK_TOKENS = 8_000_000
 _POSTING_BYTES = 8  # float32 weight and int32 row
@@ -54,10 +55,7 @@ def build_bm25(
     Parameters and weights as in `BM25Retriever`. Raises DataError when the disk is too small, FileExistsError where the
     folder exists and `overwrite` is False.
     """
-    if k1 < 0 or not 0 <= b <= 1 or title_weight < 0:
-        raise ValueError(
-            f"BM25: expected k1 >= 0, 0 <= b <= 1 and title_weight >= 0, got {k1=}, {b=}, {title_weight=}."
-        )
+    check_parameters(k1, b, title_weight)
     started = time.perf_counter()
     start, stop = check_rows(rows, len(corpus))
     count = stop - start
@@ -95,7 +93,7 @@ def build_bm25(
             "postings": spill.postings,
             "build_seconds": round(time.perf_counter() - started, 3),
         }
-        storage.write_json(temporary / storage.MANIFEST, manifest)
+        write_json(temporary / storage.MANIFEST, manifest)
     return manifest
 
 
@@ -106,17 +104,12 @@ class DiskBM25Retriever(BM25Retriever):
     """
 
     def __init__(self, corpus: Corpus, folder: str | Path, *, backend: str = "auto") -> None:
-        import importlib.util
-
-        if backend not in BACKENDS:
-            raise ValueError(f"BM25 backend: expected one of {BACKENDS}, got {backend!r}.")
         self.folder = Path(folder)
         self.manifest = storage.read_manifest(self.folder, "bm25")
         check_corpus(self.manifest, corpus, self.folder)
-        has_numba = importlib.util.find_spec("numba") is not None
         self.name = "bm25"
-        self.passages = corpus
-        self.backend = ("numba" if has_numba else "numpy") if backend == "auto" else backend
+        self.passages = self.corpus = corpus
+        self.backend = choose_backend(backend, len(corpus))
         self._stop_words = frozenset(self.manifest["parameters"]["stop_words"])
         self.fingerprint = f"bm25-{index_fingerprint(self.manifest)}"
         self._vocabulary = _MappedWords(self.folder / "vocabulary.arrow")  # type: ignore[assignment]
@@ -131,36 +124,7 @@ class DiskBM25Retriever(BM25Retriever):
             raise DataError(f"{self.folder / name}.npy: unreadable ({error}). Rebuild the index.") from error
 
     def __reduce__(self) -> tuple[Callable[..., DiskBM25Retriever], tuple[Any, ...]]:
-        return _open, (self.passages, str(self.folder), self.backend)
-
-
-def _open(corpus: Corpus, folder: str, backend: str) -> DiskBM25Retriever:
-    return DiskBM25Retriever(corpus, folder, backend=backend)
-
-
-def check_rows(rows: tuple[int, int] | None, count: int) -> tuple[int, int]:
-    start, stop = rows if rows is not None else (0, count)
-    if not 0 <= start < stop <= count:
-        raise ValueError(f"rows: expected 0 <= start < stop <= {count}, got ({start}, {stop}).")
-    return start, stop
-
-
-def index_fingerprint(manifest: dict[str, Any]) -> str:
-    """Identity of an index: all of its manifest but what a second, equal build would measure differently."""
-    return storage.fingerprint_of({k: v for k, v in manifest.items() if k not in ("build_seconds", "recall", "report")})
-
-
-def check_corpus(manifest: dict[str, Any], corpus: Corpus, folder: Path) -> None:
-    """Raise DataError unless the index in `folder` was built on exactly this corpus."""
-    for what, expected, got in (
-        ("passages", manifest["corpus_count"], len(corpus)),
-        ("checksum", manifest["corpus_checksum"], corpus.checksum),
-    ):
-        if expected != got:
-            raise DataError(
-                f"{folder}: this index was built on a corpus with {what} {expected}, and {corpus.folder} has {got}. "
-                "Open the corpus it was built on, or build the index again."
-            )
+        return partial(DiskBM25Retriever, self.corpus, str(self.folder), backend=self.backend), ()
 
 
 def _order_by_id(corpus: Corpus, start: int, stop: int) -> np.ndarray:

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from mempo_env.errors import DataError
+from mempo_env.json_files import write_json
 from mempo_env.retrieval import storage
-from mempo_env.retrieval.bm25_disk import check_rows
 from mempo_env.retrieval.corpus import Corpus
 from mempo_env.retrieval.dense import EMBEDDINGS, SCORE_DECIMALS, DenseRetriever, load_embeddings
 from mempo_env.retrieval.encoders import Encoder, get_encoder
-from mempo_env.retrieval.encoding import DONE, PLAN, EncodingJob, Progress, encode, prepare, truncated_total
+from mempo_env.retrieval.encoding import DONE, PLAN, EncodingJob, encode, prepare, truncated_total
 from mempo_env.retrieval.exact import top_inner_products
+from mempo_env.retrieval.indexes import Progress, check_rows
 from mempo_env.retrieval.vectors import (
     INDEX,
     bytes_per_vector,
@@ -156,7 +157,7 @@ def build_dense(
         "keep_embeddings": keep_embeddings,
         "report": {"n_in": count, "n_out": count, "n_truncated": n_truncated},
     }
-    storage.write_json(partial / storage.MANIFEST, manifest)
+    write_json(partial / storage.MANIFEST, manifest)
     if sample:
         if progress:
             progress("measuring recall", 0, 1)
@@ -169,7 +170,7 @@ def build_dense(
         if progress:
             progress("measuring recall", 1, 1)
     manifest["build_seconds"] = round(time.perf_counter() - started, 3)
-    storage.write_json(partial / storage.MANIFEST, manifest)
+    write_json(partial / storage.MANIFEST, manifest)
     if not keep_embeddings:
         (partial / EMBEDDINGS).unlink()
     (partial / PLAN).unlink(missing_ok=True)

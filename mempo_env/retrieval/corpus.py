@@ -18,8 +18,10 @@ from typing import Any, overload
 import numpy as np
 
 from mempo_env.errors import DataError, MissingExtraError
+from mempo_env.json_files import write_json
 from mempo_env.retrieval import storage
 from mempo_env.retrieval.splitting import Windows
+from mempo_env.text import replace_surrogates
 from mempo_env.types import Passage
 
 PASSAGES = "passages.arrow"
@@ -187,6 +189,7 @@ def build_corpus(
 
     windows: split long texts; the parts of passage "a" are "a#0", "a#1", ... with the same title.
     max_words: cut longer texts (after splitting) at that many words, and count them.
+    Lone surrogates, which no file can hold, become U+FFFD.
     The folder appears when it is complete, and never half-written. Raises DataError for an id that comes twice with
     different content, and FileExistsError where the folder exists and `overwrite` is False.
     """
@@ -217,7 +220,7 @@ def build_corpus(
         report = CorpusReport(**counts)
         if report.n_out == 0:
             raise DataError(f"{source}: no passages ({report.n_in} rows read, {report.n_empty} of them empty).")
-        storage.write_json(
+        write_json(
             temporary / storage.MANIFEST,
             {
                 "kind": "corpus",
@@ -257,7 +260,7 @@ def _prepare(
         )
     for passage in kept:
         # A title with a line break could not be told from the text in Search-R1's `contents`.
-        title = _clean(" ".join(passage.title.split()) if "\n" in passage.title else passage.title)
+        title = " ".join(passage.title.split()) if "\n" in passage.title else passage.title
         parts = list(windows(passage.text)) if windows else [passage.text]
         counts["n_split"] += len(parts) > 1
         cut = False
@@ -265,14 +268,6 @@ def _prepare(
             if max_words is not None and len(words := text.split(maxsplit=max_words)) > max_words:
                 text, cut = " ".join(words[:max_words]), True
             counts["n_out"] += 1
-            yield Passage(_clean(f"{passage.id}#{number}" if len(parts) > 1 else passage.id), title, _clean(text))
+            passage_id = f"{passage.id}#{number}" if len(parts) > 1 else passage.id
+            yield Passage(*map(replace_surrogates, (passage_id, title, text)))
         counts["n_truncated"] += cut
-
-
-def _clean(text: str) -> str:
-    """Lone surrogates, which no file can hold, become question marks."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "replace").decode("utf-8")
-    return text

@@ -12,6 +12,7 @@ which FAISS computed, or on the last bits of an encoder's float arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ import numpy as np
 
 from mempo_env.errors import DataError, RetrievalError
 from mempo_env.retrieval import storage
-from mempo_env.retrieval.bm25_disk import check_corpus, index_fingerprint
+from mempo_env.retrieval.base import check_search
 from mempo_env.retrieval.corpus import Corpus
 from mempo_env.retrieval.encoders import Encoder, get_encoder
+from mempo_env.retrieval.indexes import check_corpus, index_fingerprint
 from mempo_env.retrieval.vectors import INDEX, Vectors
 from mempo_env.types import Hit
 
@@ -57,7 +59,9 @@ class DenseRetriever:
         self.folder = Path(folder)
         self.manifest = storage.read_manifest(self.folder, "dense")
         check_corpus(self.manifest, corpus, self.folder)
-        given = encoder is not None
+        self._again = partial(
+            DenseRetriever, corpus, str(folder), encoder=encoder, device=device, placement=placement, effort=effort
+        )
         if encoder is None and not self.manifest["encoder"]["model"]:
             raise DataError(
                 f"{self.folder}: built with the encoder object {self.manifest['encoder']['name']!r}; "
@@ -75,7 +79,6 @@ class DenseRetriever:
             )
         self.name = "dense"
         self.corpus, self.encoder = corpus, encoder
-        self._options = (device, placement, effort, encoder if given else None)
         effort = effort if effort is not None else self.manifest["effort"]
         self.fingerprint = f"dense-{index_fingerprint(self.manifest)}-{effort}"
         self._first_row: int = self.manifest["rows"][0]
@@ -94,10 +97,7 @@ class DenseRetriever:
         return len(self._vectors)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        if isinstance(queries, str):
-            raise TypeError("search expects a sequence of queries, got one string. Write search([query], k).")
-        if k < 1:
-            raise ValueError(f"search expects k >= 1, got {k}.")
+        k = check_search(queries, k)
         # A query without a word has no meaning to match; the nearest passage of an empty string would be noise.
         unique = list(dict.fromkeys(query for query in queries if query.strip()))
         found: dict[str, list[Hit]] = {}
@@ -148,13 +148,7 @@ class DenseRetriever:
         return [(self._first_row + row, float(-negative)) for negative, _, row in ranked[:k]], cut
 
     def __reduce__(self) -> tuple[Callable[..., DenseRetriever], tuple[Any, ...]]:
-        return _open, (self.corpus, str(self.folder), *self._options)
-
-
-def _open(
-    corpus: Corpus, folder: str, device: str, placement: str, effort: int | None, encoder: Encoder | None
-) -> DenseRetriever:
-    return DenseRetriever(corpus, folder, encoder=encoder, device=device, placement=placement, effort=effort)
+        return self._again, ()
 
 
 def load_embeddings(folder: Path, manifest: dict[str, Any]) -> np.ndarray:

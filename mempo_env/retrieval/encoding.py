@@ -8,11 +8,12 @@ folder/done/000042      checksum of shard 42 and how many of its passages were t
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -22,21 +23,14 @@ from typing import Any
 import numpy as np
 
 from mempo_env.errors import DataError, MempoError
-from mempo_env.retrieval import storage
+from mempo_env.json_files import write_json
 from mempo_env.retrieval.corpus import Corpus
 from mempo_env.retrieval.dense import EMBEDDINGS
-from mempo_env.retrieval.encoders import Encoder, get_encoder
-from mempo_env.types import Passage
-
-Progress = Callable[[str, int, int], None]  # what is done, passages done, passages in all
+from mempo_env.retrieval.encoders import Encoder, get_encoder, passage_text
+from mempo_env.retrieval.indexes import Progress
 
 PLAN = "plan.json"
 DONE = "done"
-
-
-def passage_text(passage: Passage) -> str:
-    """What an encoder reads of a passage: title, line break, text, as in Search-R1's `contents`."""
-    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +65,6 @@ def prepare(job: EncodingJob, plan: dict[str, Any], dimensions: int) -> list[int
     (folder / DONE).mkdir(parents=True, exist_ok=True)
     plan_path, path = folder / PLAN, folder / EMBEDDINGS
     if plan_path.exists():
-        import json
-
         found = json.loads(plan_path.read_text(encoding="utf-8"))
         if found != plan:
             different = sorted(key for key in {*found, *plan} if found.get(key) != plan.get(key))
@@ -88,7 +80,7 @@ def prepare(job: EncodingJob, plan: dict[str, Any], dimensions: int) -> list[int
         os.replace(temporary, path)
         for marker in (folder / DONE).iterdir():
             marker.unlink()
-    storage.write_json(plan_path, plan)
+    write_json(plan_path, plan)
     embeddings = np.load(path, mmap_mode="r", allow_pickle=False)
     todo = []
     for shard in range(job.shards):

@@ -18,6 +18,7 @@ from mempo_env.retrieval.json_client import import_httpx
 
 USER_AGENT = "mempo-gym/0.1 (research; respects robots.txt)"
 _TEXT_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
 _ROBOTS_BYTES = 512 << 10
 
@@ -77,7 +78,7 @@ class PageFetcher:
             if self.limits.respect_robots and not await self._allowed(url):
                 raise PageError("the site's robots.txt does not allow it")
             status, headers, body, truncated = await self._get(url, self.limits.max_bytes)
-            if status in (301, 302, 303, 307, 308):
+            if status in _REDIRECTS:
                 url = normalise_url(urljoin(url, headers.get("location", "")))
                 continue
             if status != 200:
@@ -101,7 +102,7 @@ class PageFetcher:
         url = f"{origin}/robots.txt"
         for _ in range(_MAX_REDIRECTS + 1):
             status, headers, body, _ = await self._get(url, _ROBOTS_BYTES)
-            if status in (301, 302, 303, 307, 308):
+            if status in _REDIRECTS:
                 url = normalise_url(urljoin(url, headers.get("location", "")))
                 continue
             if 400 <= status < 500:

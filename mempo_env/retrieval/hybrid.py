@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import sha256
 
-from mempo_env.retrieval.base import Retriever
+from mempo_env.retrieval.base import Retriever, check_search
 from mempo_env.types import Hit, Passage
 
 RRF_CONSTANT = 60
@@ -40,8 +40,7 @@ class HybridRetriever:
         self.fingerprint = "hybrid-" + sha256(f"{parts}|{depth}".encode()).hexdigest()[:16]
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        if k < 1:
-            raise ValueError(f"search expects k >= 1, got {k}.")
+        k = check_search(queries, k)
         depth = max(self.depth, k)
         results = [retriever.search(queries, depth) for retriever in self.retrievers]
         return [self._fuse([result[i] for result in results], k) for i in range(len(queries))]

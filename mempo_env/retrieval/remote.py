@@ -16,9 +16,11 @@ from urllib.parse import urljoin, urlsplit
 
 from mempo_env.errors import RetrievalError
 from mempo_env.retrieval.background import BackgroundLoop
+from mempo_env.retrieval.base import check_search
 from mempo_env.retrieval.hit_cache import HitCache
 from mempo_env.retrieval.json_client import JsonClient, Patience, excerpt
 from mempo_env.retrieval.wire import FINGERPRINT_HEADER, hits_of
+from mempo_env.text import replace_surrogates
 from mempo_env.types import Hit
 
 T = TypeVar("T")
@@ -104,10 +106,7 @@ class RemoteRetriever:
         return reply.value
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        if isinstance(queries, str):
-            raise TypeError("search expects a sequence of queries, got one string. Write search([query], k).")
-        if k < 1:
-            raise ValueError(f"search expects k >= 1, got {k}.")
+        k = check_search(queries, k)
         sent = [self._sendable(query) for query in queries]
         wanted = list(dict.fromkeys(sent))
         known: dict[str, list[Hit]] = {}
@@ -133,7 +132,7 @@ class RemoteRetriever:
         self._prepare()
 
     def _sendable(self, query: str) -> str:
-        return query[: self._max_query_chars].encode("utf-8", "replace").decode("utf-8")
+        return replace_surrogates(query[: self._max_query_chars])
 
     def _open_cache(self) -> HitCache:
         if self._cache is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mempo_env.errors import RetrievalError, UnknownNameError
-from mempo_env.retrieval import storage
+from mempo_env.json_files import write_json
 
 MODES = ("record", "replay")
 
@@ -47,4 +47,4 @@ class ReplayCache:
     def put(self, asked: dict[str, Any], answer: Any) -> None:
         path = self._path(asked)
         path.parent.mkdir(parents=True, exist_ok=True)
-        storage.write_json(path, {"asked": asked, "answer": answer})
+        write_json(path, {"asked": asked, "answer": answer})

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
 from mempo_env.errors import MissingExtraError, RetrievalError
-from mempo_env.retrieval.base import Retriever
+from mempo_env.retrieval.base import Retriever, check_search
+from mempo_env.retrieval.encoders import passage_text
 from mempo_env.types import Hit
 
 _DECIMALS = 4
@@ -28,7 +30,7 @@ class CrossEncoderScorer:
         except ImportError:
             raise MissingExtraError("sentence-transformers", "retrieval", "Reranking") from None
         self.name = model
-        self._arguments = (model, device, batch_size)
+        self._again = partial(CrossEncoderScorer, model, device=device, batch_size=batch_size)
         self._model: Any = CrossEncoder(model, device=device)
         self._batch_size = batch_size
         self._lock = threading.Lock()
@@ -39,11 +41,7 @@ class CrossEncoderScorer:
         return np.asarray(scores, np.float64)
 
     def __reduce__(self) -> tuple[Callable[..., CrossEncoderScorer], tuple[Any, ...]]:
-        return _load, self._arguments
-
-
-def _load(model: str, device: str | None, batch_size: int) -> CrossEncoderScorer:
-    return CrossEncoderScorer(model, device=device, batch_size=batch_size)
+        return self._again, ()
 
 
 class RerankRetriever:
@@ -69,11 +67,10 @@ class RerankRetriever:
         )
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        k = check_search(queries, k)
         candidates = self.retriever.search(queries, max(self.depth, k))
         pairs = [
-            (query, f"{hit.passage.title}\n{hit.passage.text}" if hit.passage.title else hit.passage.text)
-            for query, hits in zip(queries, candidates, strict=True)
-            for hit in hits
+            (query, passage_text(hit.passage)) for query, hits in zip(queries, candidates, strict=True) for hit in hits
         ]
         scores = np.asarray(self.scorer(pairs), np.float64) if pairs else np.empty(0)
         if scores.shape != (len(pairs),) or not np.isfinite(scores).all():

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from mempo_env.errors import RetrievalError
-from mempo_env.retrieval.base import Retriever
+from mempo_env.retrieval.base import Retriever, check_search
 from mempo_env.types import Hit
 
 
@@ -47,6 +47,7 @@ class ShardedRetriever:
         return "sharded-" + sha256("|".join(shard.fingerprint for shard in self.shards).encode()).hexdigest()[:16]
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        k = check_search(queries, k)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(len(self.shards), thread_name_prefix="shard")
         parts = list(self._pool.map(lambda shard: shard.search(queries, k), self.shards))

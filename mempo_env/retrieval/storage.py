@@ -1,4 +1,7 @@
-"""Files on disk: manifests, atomic writes, checksums, and the check that there is room. Nothing is ever unpickled."""
+"""Folders on disk: manifests, folders that appear whole or not at all, and the check that there is room.
+
+Nothing is ever unpickled.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,6 @@ from mempo_env.errors import DataError
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` so that `path` holds either its old content or the whole new one, also after a crash."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def read_manifest(folder: str | Path, kind: str) -> dict[str, Any]:

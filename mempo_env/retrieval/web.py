@@ -16,9 +16,11 @@ from urllib.parse import urlencode, urlsplit
 
 from mempo_env.errors import MissingExtraError, RetrievalError, UnknownNameError
 from mempo_env.retrieval.background import BackgroundLoop
+from mempo_env.retrieval.base import check_search
 from mempo_env.retrieval.fetch import FetchLimits, PageError, PageFetcher
 from mempo_env.retrieval.json_client import JsonClient, Patience
 from mempo_env.retrieval.replay import ReplayCache
+from mempo_env.text import replace_surrogates
 from mempo_env.types import Hit, Passage
 
 _MAX_RECORDED_CHARS = 400_000
@@ -134,18 +136,15 @@ class WebRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """Up to `k` results a query: passage id = link, title = title, text = link and snippet."""
-        if isinstance(queries, str):
-            raise TypeError("search expects a sequence of queries, got one string. Write search([query], k).")
-        if k < 1:
-            raise ValueError(f"search expects k >= 1, got {k}.")
-        plain = [_plain(query).strip() for query in queries]
+        k = check_search(queries, k)
+        plain = [replace_surrogates(query).strip() for query in queries]
         wanted = list(dict.fromkeys(query for query in plain if query))
         found = dict(zip(wanted, self._each(self._search_one, wanted, k), strict=True))
         return [list(found.get(query, ())) for query in plain]
 
     def visit(self, urls: Sequence[str]) -> list[list[Hit]]:
         """One hit an address: the page's title and text, cut to the budget; or why it cannot be read."""
-        plain = [_plain(url).strip() for url in urls]
+        plain = [replace_surrogates(url).strip() for url in urls]
         wanted = list(dict.fromkeys(plain))
         found = dict(zip(wanted, self._each(self._visit_one, wanted, 0), strict=True))
         return [list(found[url]) for url in plain]
@@ -263,10 +262,6 @@ def cut(text: str, max_chars: int) -> str:
     kept = text[: max_chars - len(mark)]
     at = max(kept.rfind(" "), kept.rfind("\n"))
     return (kept[:at] if at > len(kept) // 2 else kept).rstrip() + mark
-
-
-def _plain(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _without(text: str, secrets: Any) -> str:

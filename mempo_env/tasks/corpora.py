@@ -23,10 +23,10 @@ from mempo_env.types import Passage
 EXPECTED = "passages as {id, contents}, {title, text}, {title, article} or an object of title to sentences"
 
 
-def read_corpus(paths: Iterable[Path]) -> Iterator[Passage]:
-    """The passages of corpus files as a stream, for building an index; nothing is merged or left out here."""
-    for path in paths:
-        for own_id, title, text in read_passages(FileRows(path)):
+def read_corpus(sources: Iterable[Path | Rows]) -> Iterator[Passage]:
+    """The passages of corpus files (or hub rows) as a stream, for building an index; nothing is merged or left out."""
+    for source in sources:
+        for own_id, title, text in read_passages(FileRows(source) if isinstance(source, Path) else source):
             yield Passage(own_id or content_id(title, text), title, text)
 
 

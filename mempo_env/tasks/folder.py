@@ -6,13 +6,12 @@ import re
 from pathlib import Path
 
 from mempo_env.errors import DataError
-from mempo_env.tasks.records import FileRows, Rows
+from mempo_env.tasks.records import SUFFIXES, FileRows, Rows
 
 SPLIT_WORDS = {
     "train": "train", "training": "train", "dev": "dev", "valid": "dev", "validation": "dev", "val": "dev",
     "test": "test",
 }  # fmt: skip
-_SUFFIXES = (".json", ".jsonl", ".tsv", ".json.gz", ".jsonl.gz", ".tsv.gz")
 
 
 def find_splits(folder: Path) -> tuple[dict[str, list[Rows]], list[Rows] | None]:
@@ -23,7 +22,7 @@ def find_splits(folder: Path) -> tuple[dict[str, list[Rows]], list[Rows] | None]
     """
     splits: dict[str, list[Rows]] = {}
     corpus: list[Rows] = []
-    names = sorted(path.name for path in folder.iterdir() if path.name.lower().endswith(_SUFFIXES))
+    names = sorted(path.name for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES))
     for name in names:
         words = re.findall(r"[a-z]+", name.lower())
         if words[:1] and words[0] in ("corpus", "articles", "passages"):

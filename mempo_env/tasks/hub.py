@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from mempo_env.errors import DataError, MissingExtraError
-from mempo_env.tasks.records import ListRows, Rows
+from mempo_env.tasks.records import SUFFIXES, ListRows, Rows
 
+_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _ORDER = ("train", "validation", "dev", "test")
+
+
+def is_hub_name(spec: str) -> bool:
+    """Whether `spec` reads "owner/name" or "owner/name:config", and not like the path of a file."""
+    looks_like_file = spec.startswith((".", "/", "~")) or spec.endswith((*SUFFIXES, ".gz", ".zst", ".txt"))
+    return _NAME.fullmatch(spec) is not None and not looks_like_file
 
 
 def short_name(spec: str) -> str:
@@ -21,6 +29,18 @@ def open_splits(spec: str) -> dict[str, list[Rows]]:
 
     Fetches what is not in the library's cache yet. Data sets that need their own code to be run are not loaded.
     """
+    loaded = _load(spec)
+    order = sorted(loaded, key=lambda split: (_ORDER.index(split) if split in _ORDER else len(_ORDER), split))
+    return {split: [ListRows(loaded[split], f"{spec}/{split}", split)] for split in order}
+
+
+def open_stream(spec: str, split: str | None = None) -> Rows:
+    """The rows of one split (None: "train") as a stream: nothing is kept, so they can be gone through once."""
+    split = split or "train"
+    return ListRows(_load(spec, split=split, streaming=True), f"{spec}/{split}", split)
+
+
+def _load(spec: str, **options: Any) -> Any:
     try:
         import datasets
     except ImportError:
@@ -29,10 +49,8 @@ def open_splits(spec: str) -> dict[str, list[Rows]]:
         ) from None
     name, _, config = spec.partition(":")
     try:
-        loaded: Any = datasets.load_dataset(name, config or None)
+        return datasets.load_dataset(name, config or None, **options)
     except Exception as error:  # the library raises many kinds: no network, no such name, configuration or file
         raise DataError(
             f"{spec!r} is no file or folder here, and the hub could not give it: {type(error).__name__}: {error}"
         ) from error
-    order = sorted(loaded, key=lambda split: (_ORDER.index(split) if split in _ORDER else len(_ORDER), split))
-    return {split: [ListRows(loaded[split], f"{spec}/{split}", split)] for split in order}

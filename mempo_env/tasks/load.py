@@ -16,8 +16,6 @@ WORLDS = {"world": "plain", "world-compact": "compact"}
 
 Source = str | os.PathLike[str]
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
-
 
 def load_dataset(
     spec: Source | Sequence[Source] | Dataset,
@@ -63,7 +61,7 @@ def load_dataset(
         _refuse_file_options(spec, corpus, name, split)
         kind, _, options = spec.partition(":")
         return _world(tuple(sorted(_world_options(spec, options, WORLDS[kind]).items())))
-    from mempo_env.tasks import files, folder
+    from mempo_env.tasks import files, folder, hub
 
     corpus_rows = None if corpus is None else _corpus(corpus)
     if isinstance(spec, (list, tuple)):
@@ -76,12 +74,10 @@ def load_dataset(
             raise DataError(f"{path}: split= names the split of a single file; a folder's files name their own.")
         splits, own_corpus = folder.find_splits(path)
         return files.FileDataset(splits, own_corpus if corpus_rows is None else corpus_rows, name=name, on_bad=on_bad)
-    if path.exists() or not _is_hub_name(str(spec)):
+    if path.exists() or not hub.is_hub_name(str(spec)):
         return files.FileDataset({split or "all": [_rows(spec)]}, corpus_rows, name=name, on_bad=on_bad)
     if split is not None:
         raise DataError(f"{spec}: split= names the split of a single file; a hub data set names its own.")
-    from mempo_env.tasks import hub
-
     return files.FileDataset(
         hub.open_splits(str(spec)), corpus_rows, name=name or hub.short_name(str(spec)), on_bad=on_bad
     )
@@ -108,16 +104,11 @@ def _check_source(what: str, source: object) -> None:
         raise DataError(f"{what}: expected a name or a path, got {source!r}.")
 
 
-def _is_hub_name(spec: str) -> bool:
-    suffixes = {".json", ".jsonl", ".tsv", ".gz", ".txt"}
-    return _HUB_NAME.fullmatch(spec) is not None and spec[0] not in "./~" and Path(spec).suffix not in suffixes
-
-
 def _rows(source: Source) -> Any:
     from mempo_env.tasks import hub, records
 
     path = Path(source).expanduser()
-    if path.exists() or not _is_hub_name(str(source)):
+    if path.exists() or not hub.is_hub_name(str(source)):
         if not path.exists() and isinstance(source, str) and re.fullmatch(r"[\w-]+", source):
             raise UnknownNameError("data set (and no such file)", source, WORLDS)
         return records.FileRows(path)

@@ -21,6 +21,9 @@ from typing import Any, Protocol
 
 from mempo_env.errors import DataError, MissingExtraError
 
+SUFFIXES = tuple(kind + packing for kind in (".json", ".jsonl", ".tsv") for packing in ("", ".gz", ".zst"))
+"""How the names of such files end, where a folder is looked through; a file that is named may be called anything."""
+
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _CONTAINERS = "JSON lines, a JSON list or object, or tab-separated values with a header"
 
@@ -60,7 +63,7 @@ class FileRows:
             raise DataError(f"{path}: {what}.")
         self.path = path
         self.source = str(path)
-        self.stem = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
+        self.stem = path.name.removesuffix(".gz").removesuffix(".zst").rpartition(".")[0] or path.name
 
     @cached_property
     def fingerprint(self) -> str:

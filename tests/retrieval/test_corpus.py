@@ -183,6 +183,27 @@ def test_titles_and_folders_and_bad_names(tmp_path: Path) -> None:
         list(read_source(tmp_path / "bad.jsonl"))
 
 
+def test_a_hub_data_set_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load(path, name=None, *, split, streaming):
+        asked.append((path, name, split, streaming))
+        if path == "toy/nothing":
+            raise FileNotFoundError(path)
+        return iter([{"id": "0", "contents": "Oslo\nThe capital."}, {"id": "1"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    stream = read_source("toy/wiki:en")
+    assert next(stream) == Passage("0", "Oslo", "The capital.")
+    with pytest.raises(DataError, match="toy/wiki:en/train: row 1: expected passages"):
+        next(stream)
+    assert next(read_source("toy/wiki", "dev")).id == "0"
+    assert asked == [("toy/wiki", "en", "train", True), ("toy/wiki", None, "dev", True)]
+    with pytest.raises(DataError, match="the hub could not give it"):
+        read_source("toy/nothing")
+
+
 def test_windows_cover_the_text_and_none_is_inside_another() -> None:
     text = "  ".join(f"u{i}" for i in range(23))
     for size, overlap in ((5, 2), (5, 0), (22, 21), (23, 1), (1, 0)):
