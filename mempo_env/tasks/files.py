@@ -15,8 +15,8 @@ from mempo_env.tasks.corpora import PassageSet, passages_of, read_passages
 from mempo_env.tasks.dataset import check_split
 from mempo_env.tasks.folder import SPLIT_WORDS
 from mempo_env.tasks.formats import BadRowError, Link, RawQuestion
+from mempo_env.tasks.load_report import LoadReport, add_up
 from mempo_env.tasks.records import FileRows, Row, Rows
-from mempo_env.tasks.report import LoadReport, add_up
 from mempo_env.types import Evidence, Passage, Question
 
 
