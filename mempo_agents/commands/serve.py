@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,6 +76,7 @@ def run(
         # Until the server runs there is nothing to reload, and the default would end the process.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     retriever = load()
+    listener = _bound(host, port)
     started = time.perf_counter()
     example = example_query(retriever)
     retriever.search([example], top_k)
@@ -97,6 +100,7 @@ def run(
             loop.call_soon_threadsafe(service.swap, fresh)
             typer.echo(f"Reloaded: {fresh.name} {fresh.fingerprint}", err=True)
 
+        typer.echo(f"Serving at {_address(listener)}", err=True)
         loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, lambda: threading.Thread(target=reload, daemon=True).start())
@@ -111,15 +115,35 @@ def run(
         max_queue_queries=queue,
         workers=workers,
     )
-    uvicorn.run(
+    config = uvicorn.Config(
         create_app(retriever, limits=limits, token=token, on_start=on_start),
-        host=host,
-        port=port,
         log_level="warning",
         access_log=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=int(timeout) + 1,
     )
+    with listener, suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket at that address. Nobody can connect until the server listens."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ValueError(
+            f"--host {host} --port {port}: expected an address that is free on this machine, got {error.strerror!r}. "
+            "Name another port; 0 takes a free one."
+        ) from error
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _open(

@@ -250,7 +250,9 @@ def _parse(body: bytes, limits: Limits) -> RetrieveRequest:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "body"
-        raise _RefusedError(422, f"{place}: {first['msg']} (and {error.error_count() - 1} more problems).") from None
+        others = error.error_count() - 1
+        more = f" (and {others} more problems)" if others else ""
+        raise _RefusedError(422, f"{place}: {first['msg']}{more}.") from None
     if len(wanted.queries) > limits.max_queries:
         raise _RefusedError(422, f"queries: expected at most {limits.max_queries}, got {len(wanted.queries)}.")
     longest = max(map(len, wanted.queries), default=0)

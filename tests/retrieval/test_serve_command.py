@@ -79,6 +79,31 @@ def test_serve_reload_and_stop(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
+def test_a_free_port_is_named_and_a_taken_one_refused(tmp_path: Path) -> None:
+    build(tmp_path, "one word")
+    command = [sys.executable, "-m", "mempo_agents.cli", "serve", str(tmp_path), "--port"]
+    process = subprocess.Popen([*command, "0"], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        address = next(line.split()[-1] for line in process.stderr if line.startswith("Serving at http://127.0.0.1:"))
+        deadline = time.monotonic() + 30
+        with httpx.Client(trust_env=False) as client:
+            while True:
+                try:
+                    assert client.get(f"{address}/health").status_code == 200
+                    break
+                except httpx.TransportError:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+        second = subprocess.run([*command, address.rpartition(":")[2]], capture_output=True, text=True, timeout=60)
+        assert second.returncode == 2
+        assert "expected an address that is free" in second.stderr
+        assert "Traceback" not in second.stderr
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
 def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:
     for arguments, words in (
         ([str(tmp_path / "nothing.json")], "nothing.json"),
