@@ -50,12 +50,8 @@ def instructions(
     blocks: Sequence[str], memory_block: str | None, call_formats: Sequence[str], tools: Sequence[str]
 ) -> str:
     """The protocol's own system message. call_formats: how each tool is called, in the order of `tools`."""
-    if memory_block == "mem":
-        view, reasoning = _MEM_VIEW, [_MEM_BLOCK, _THINK_BLOCK]
-    elif memory_block == "think":
-        view, reasoning = _STATE_VIEW, [_STATE_BLOCK]
-    else:
-        view, reasoning = "", [_THINK_BLOCK] if "think" in blocks else []
+    view = {"mem": _MEM_VIEW, "think": _STATE_VIEW}.get(memory_block or "", "")
+    forms = {"mem": _MEM_BLOCK, "think": _STATE_BLOCK if memory_block == "think" else _THINK_BLOCK}
     verbs = " or ".join(_TOOL_VERBS.get(tool, f"use {tool}") for tool in tools)
     lines = [
         _TASK.format(verbs=verbs),
@@ -63,7 +59,7 @@ def instructions(
         "",
         "Write every step in exactly this form, and nothing around it:",
     ]
-    lines += [*reasoning, "then one of"]
+    lines += [*(forms[block] for block in blocks), "then one of"]
     lines += [*call_formats, "<answer>first answer; second answer; ...</answer>", "", _RULES, _ANSWER_RULES]
     return "\n".join(lines)
 

@@ -574,6 +574,15 @@ def test_the_head_is_instructions_and_numbered_questions(protocol) -> None:
     assert protocol.head(one, "")[0]["content"].splitlines()[0] == "Answer this question."
 
 
+def test_instructions_show_the_blocks_in_the_order_that_is_well_formed() -> None:
+    for blocks in (("think", "mem"), ("mem", "think"), ("mem",), ("think",), ()):
+        protocol = TagProtocol("own", "last_step", blocks, memory_block="mem" if "mem" in blocks else None)
+        lines = protocol.instructions.splitlines()
+        shown = [line for line in lines if line.startswith(("<mem>", "<think>"))]
+        assert tuple(line[1 : line.index(">")] for line in shown) == blocks
+        assert protocol.parse(protocol.compose(memory="m", thought="t", query="x")).format_valid
+
+
 def test_instructions_show_calls_that_parse() -> None:
     for protocol in BOTH_TOOLS:
         lines = protocol.instructions.splitlines()
