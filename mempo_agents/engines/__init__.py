@@ -91,5 +91,7 @@ def _scripted(kind: str, argument: str, model: str | Path | None) -> Any:
 
         tokenizer = load_tokenizer(model)
     if kind == "replay":
+        if not argument:
+            raise ValueError("engine: expected replay:FILE, such as replay:out/mine/trajectories.jsonl, got no file.")
         return ReplayEngine(argument, tokenizer)
     return RandomEngine(tokenizer) if kind == "random" else OracleEngine(tokenizer)

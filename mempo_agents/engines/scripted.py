@@ -132,6 +132,7 @@ class ReplayEngine(ScriptedEngine):
     """Gives back the recorded responses of trajectories, token for token.
 
     A step is found by its sampling seed, so the run must use the recorded run's seed, tasks and number of samples.
+    Policies of one run share their seeds; of such steps, the one with the very messages that the policy sees is played.
     Where what the policy sees is not what was recorded, replaying would be a lie: DataError says where the two part.
 
     source: a file of trajectories, or the trajectories. tokenizer: the one that they were recorded with.
@@ -145,7 +146,7 @@ class ReplayEngine(ScriptedEngine):
 
         super().__init__(tokenizer)
         trajectories = read_trajectories(source) if isinstance(source, str | Path) else source
-        self._steps: dict[int, tuple[str, Step]] = {}
+        self._steps: dict[int, list[tuple[str, Step]]] = {}
         for trajectory in trajectories:
             recorded_with = trajectory.metadata.get("tokenizer", self.tokenizer_name)
             if recorded_with != self.tokenizer_name:
@@ -155,8 +156,9 @@ class ReplayEngine(ScriptedEngine):
                 )
             for index, step in enumerate(trajectory.steps):
                 seed = step_seed(trajectory.seed, trajectory.task_id, trajectory.sample, index)
-                where = f"task {trajectory.task_id!r}, sample {trajectory.sample}, step {index}"
-                self._steps[seed] = (where, step)
+                episode = f"policy {trajectory.policy!r}, task {trajectory.task_id!r}, sample {trajectory.sample}"
+                where = f"{episode}, step {index}"
+                self._steps.setdefault(seed, []).append((where, step))
 
     def generate(self, requests: Sequence[Request], protocol: TagProtocol, sampling: Sampling) -> list[Generation]:
         return [self._recorded(request) for request in requests]
@@ -167,7 +169,8 @@ class ReplayEngine(ScriptedEngine):
                 f"No recorded step has the sampling seed {request.seed}: replay the same tasks with the recorded run's "
                 "seed, and no more samples or steps than it has."
             )
-        where, step = self._steps[request.seed]
+        recorded = self._steps[request.seed]
+        where, step = next((pair for pair in recorded if tuple(pair[1].messages) == request.messages), recorded[0])
         for index in range(max(len(request.messages), len(step.messages))):
             now, then = request.messages[index : index + 1], step.messages[index : index + 1]
             if now != then:

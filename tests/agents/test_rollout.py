@@ -260,6 +260,17 @@ def test_replay_gives_every_token_back(tmp_path):
     assert same(rows, read)
 
 
+def test_replay_of_a_run_of_several_policies_plays_each_its_own():
+    """Policies share the seeds of their steps; the oracle's messages differ from policy to policy."""
+    rows = {name: play(get_policy(name, OracleEngine()), [TASK], seed=5) for name in ("react", "mem1", "mempo")}
+    replay = ReplayEngine([row for played in rows.values() for row in played.values()])
+    for name, played in rows.items():
+        again = play(get_policy(name, replay), [TASK], seed=5)
+        assert [s.sampled_text for r in again.values() for s in r.steps] == [
+            s.sampled_text for r in played.values() for s in r.steps
+        ]
+
+
 def test_replay_refuses_another_past():
     rows = list(play(get_policy("mem1", OracleEngine()), [TASK], seed=5).values())
     with pytest.raises(DataError, match="No recorded step"):
