@@ -78,7 +78,7 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                torn = " The line has no end: a run was killed while writing; resume_trajectories drops it."
+                torn = " The line has no end: a run was killed while writing. `mempo eval` drops it and goes on."
                 yield read_line(line, f"{path}, line {number}", "" if line.endswith(b"\n") else torn)
 
 

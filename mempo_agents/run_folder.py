@@ -20,6 +20,8 @@ TRAJECTORIES = "trajectories.jsonl"
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; it is free again as soon as the process ends, however it ends."""
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: expected a folder to write to, found a file. Name another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:

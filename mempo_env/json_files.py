@@ -32,7 +32,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}: expected JSON, got an error at line {error.lineno}: {error.msg}.") from error
+        raise DataError(
+            f"{path}: expected JSON, got an error at line {error.lineno}: {error.msg}. The file is damaged: put a good "
+            "copy there, or name another folder."
+        ) from error
     if not isinstance(value, dict):
         raise DataError(f"{path}: expected a JSON object, got {type(value).__name__}.")
     return value

@@ -44,7 +44,7 @@ def run(
         str, typer.Option(help="How questions become tasks: sample (seeded), or blocks (consecutive, as MEM1 did).")
     ] = "sample",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks' composition and of the sampling.")] = 0,
-    retriever: Annotated[str, typer.Option(help="bm25, or another retriever's name.")] = "bm25",
+    retriever: Annotated[str, typer.Option(help="bm25, or the address of a search server.")] = "bm25",
     top_k: Annotated[int, typer.Option(min=1, help="Passages per search.")] = 3,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Steps; default: 4 x objectives + 4.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per response.")] = 256,

@@ -88,6 +88,7 @@ def _export(tasks: list[Task], path: Path) -> None:
     if str(path) == "-":
         sys.stdout.writelines(lines)
         return
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     with part.open("w", encoding="utf-8") as file:
         file.writelines(lines)

@@ -25,7 +25,7 @@ def run(
     split: Annotated[str, typer.Option(help="Split to train on.")] = "train",
     eval_split: Annotated[str, typer.Option(help="Split of the curve's held-out tasks.")] = "dev",
     objectives: Annotated[int, typer.Option(min=1, help="Questions per task.")] = 2,
-    retriever: Annotated[str, typer.Option(help="bm25, or another retriever's name.")] = "bm25",
+    retriever: Annotated[str, typer.Option(help="bm25, or the address of a search server.")] = "bm25",
     top_k: Annotated[int, typer.Option(min=1, help="Passages per search.")] = 3,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Steps; default: 4 x objectives + 4.")] = None,
     reward: Annotated[str, typer.Option(help="paper, em, f1 or sum_em.")] = "paper",
