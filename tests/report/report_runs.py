@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from mempo_agents.files import write_trajectories
-from mempo_agents.learners.credit_files import groups_of, write_report
+from mempo_agents.learners.credit_files import write_report
 from mempo_agents.learners.diagnostics import diagnose
-from mempo_agents.learners.groups import group_batch
+from mempo_agents.learners.groups import group_batch, groups_of
 from mempo_agents.learners.memory_reward import MemoryScores, rewarded_steps
 from mempo_agents.trajectory import Step, Trajectory
 from mempo_env.protocols import get_protocol

@@ -20,8 +20,9 @@ from mempo_agents.report.page import Page
 from mempo_agents.report.presence import losses, presence_by_step
 from mempo_agents.report.published import published_rows
 from mempo_agents.report.runs import GrowingFile, find_runs, fingerprint
-from mempo_agents.report.text import utf16_length, visible
+from mempo_agents.report.text import utf16_length
 from mempo_env.errors import DataError
+from mempo_env.rendering import visible
 from mempo_env.types import StopReason
 
 
