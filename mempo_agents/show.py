@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from mempo_agents.trajectory import Step, Trajectory
 from mempo_env.errors import DataError
-from mempo_env.rendering import Painter, block, paint_diff, visible
+from mempo_env.rendering import Painter, answer_line, block, paint_diff, question_lines, visible
 from mempo_env.types import ActionKind
 
 _TAGS = re.compile(r"^<[^<>]*>|</[^<>]*>$")
@@ -58,8 +58,7 @@ def episode_lines(trajectory: Trajectory, *, colour: bool, step: int | None = No
         f"{paint('title', f'Task {trajectory.task_id}')}  "
         + paint("dim", f"{trajectory.policy}/{trajectory.sample}, context {trajectory.context}")
     )
-    for number, question in enumerate(trajectory.questions, start=1):
-        yield f"  {paint('label', f'Question {number}:')} {visible(question)}"
+    yield from question_lines(trajectory.questions, paint)
     memory = ""
     for number, one in enumerate(trajectory.steps, start=1):
         if step is None or step == number:
@@ -107,8 +106,6 @@ def _outcome_lines(trajectory: Trajectory, paint: Painter) -> Iterator[str]:
     style = "good" if trajectory.reward > 0 else "bad"
     yield paint(style, f"Ended: {trajectory.stop_reason}, reward {trajectory.reward:g}")
     yield f"  {paint('label', 'Answer')} {visible(trajectory.answer) if trajectory.answer is not None else 'none'}"
-    for number, (golds, em, f1) in enumerate(
-        zip(trajectory.answers, trajectory.em, trajectory.f1, strict=True), start=1
-    ):
-        mark = paint("good", "right") if em else paint("bad", "wrong")
-        yield f"  {number}. {mark}: expected {visible(golds[0])!r}  {paint('dim', f'F1 {f1:.2f}')}"
+    scored = zip(trajectory.answers, trajectory.em, trajectory.f1, strict=True)
+    for number, (golds, em, f1) in enumerate(scored, start=1):
+        yield answer_line(number, em, f1, golds[0], paint)

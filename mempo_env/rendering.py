@@ -138,8 +138,7 @@ class Painter:
 def _task_lines(task: Task, setting: str, paint: Painter) -> Iterator[str]:
     plural = "" if task.objectives == 1 else "s"
     yield f"{paint('title', f'Task {task.id}')}  {paint('dim', f'{task.objectives} question{plural}, {setting}')}"
-    for number, question in enumerate(task.questions, start=1):
-        yield f"  {paint('label', f'Question {number}:')} {visible(question.text)}"
+    yield from question_lines([question.text for question in task.questions], paint)
 
 
 def _turn_lines(number: int, turn: Turn, memory: str, max_steps: int, paint: Painter) -> Iterator[str]:
@@ -185,10 +184,21 @@ def _outcome_lines(episode: Episode, paint: Painter) -> Iterator[str]:
     if score.note:
         yield f"  {paint('bad', f'Answer: {score.note}')}"
     for number, (question, em, f1) in enumerate(zip(episode.task.questions, score.em, score.f1, strict=True), start=1):
-        said = f" said {visible(score.parts[number - 1])!r}," if number <= len(score.parts) else ""
-        mark = paint("good", "right") if em else paint("bad", "wrong")
-        expected = visible(question.answers[0])
-        yield f"  {number}. {mark}:{said} expected {expected!r}  {paint('dim', f'F1 {f1:.2f}')}"
+        said = score.parts[number - 1] if number <= len(score.parts) else None
+        yield answer_line(number, em, f1, question.answers[0], paint, said=said)
+
+
+def question_lines(questions: Iterable[str], paint: Painter) -> Iterator[str]:
+    """The questions of a task, numbered, each on its line."""
+    for number, question in enumerate(questions, start=1):
+        yield f"  {paint('label', f'Question {number}:')} {visible(question)}"
+
+
+def answer_line(number: int, em: float, f1: float, expected: str, paint: Painter, *, said: str | None = None) -> str:
+    """How one objective went; `said` is the policy's answer, where it is known which one that is."""
+    mark = paint("good", "right") if em else paint("bad", "wrong")
+    words = "" if said is None else f" said {visible(said)!r},"
+    return f"  {number}. {mark}:{words} expected {visible(expected)!r}  {paint('dim', f'F1 {f1:.2f}')}"
 
 
 def paint_diff(before: str, after: str, paint: Painter) -> str:

@@ -45,9 +45,9 @@ def run(
     from rich.console import Console
 
     from mempo_agents.files import read_trajectories
-    from mempo_agents.learners.credit_files import groups_of, read_scores, write_report
+    from mempo_agents.learners.credit_files import read_scores, write_report
     from mempo_agents.learners.diagnostics import diagnose
-    from mempo_agents.learners.groups import group_batch
+    from mempo_agents.learners.groups import group_batch, groups_of
     from mempo_agents.learners.memory_reward import memory_scores
 
     for name, value, known in (

@@ -11,13 +11,14 @@ in float32 this is far below what changes a draw, in bfloat16 it can now and the
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from mempo_agents.engines.loaded import cache_argument, forward_arguments
 
 _PREFILL_TOKENS = 512  # prompt tokens per row and forward pass: bounds the attention mask, costs no speed
 
@@ -99,10 +100,9 @@ class _Reader:
         self.cache = DynamicCache()
         self.mask_BL = torch.zeros((len(prompts), 0), dtype=torch.long, device=self.device)
         self.lengths_B = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model  # under adapters (PEFT)
-        accepted = inspect.signature(base.forward).parameters
+        accepted = forward_arguments(model)
         self.takes_positions = "position_ids" in accepted
-        self.fixed = {("cache" if "cache" in accepted else "past_key_values"): self.cache, "use_cache": True}
+        self.fixed = {cache_argument(model): self.cache, "use_cache": True}
         if "logits_to_keep" in accepted:
             self.fixed["logits_to_keep"] = 1
 

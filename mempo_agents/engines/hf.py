@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mempo_agents.engines.base import Generation, Request, Sampling, ScoreRow
+from mempo_agents.engines.loaded import text_config
 from mempo_agents.tokenizers import HFTokenizer
 from mempo_env.errors import DataError, MissingExtraError, UnknownNameError
 from mempo_env.protocols import Protocol as TagProtocol
@@ -61,7 +62,7 @@ class HFEngine:
         self.codec = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
         self.tokenizer = self.codec.tokenizer
         self.tokenizer_name = self.codec.name
-        limit = getattr(_text_config(self.model), "max_position_embeddings", None)
+        limit = getattr(text_config(self.model), "max_position_embeddings", None)
         if window_tokens is not None and limit is not None and window_tokens > limit:
             raise ValueError(f"window_tokens={window_tokens} is more than the {limit} positions that the model has.")
         self.window_tokens: int | None = limit if window_tokens is None else window_tokens
@@ -195,10 +196,6 @@ def _computes_in_bfloat16(device: str) -> bool:
         return torch.cuda.is_bf16_supported()
     check = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return bool(check and check())
-
-
-def _text_config(model: Any) -> Any:
-    return model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
 
 
 def _bytes(weights: Any) -> memoryview:

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from mempo_agents.engines.base import ScoreRow
+from mempo_agents.engines.loaded import cache_argument, forward_arguments, text_config
 from mempo_agents.engines.prefix_tree import Chain, build_tree
 
 Method = Literal["packed", "branched", "plain"]
@@ -84,7 +85,7 @@ def score_rows(
 
 def choose_method(model: Any, longest_row: int) -> Method:
     """The cheapest method that is right for this model: by its configuration, then by a test, remembered per model."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    config = text_config(model)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds - {"full_attention", "sliding_attention"}:
         return "plain"  # recurrent and chunked layers keep a state that cannot be cut back
@@ -143,8 +144,8 @@ class _Runner:
 
         self.model, self.out, self.max_tokens, self.stats, self.pack = model, out, max_tokens, stats, pack
         self.cache = DynamicCache()
-        self.cache_name = "cache" if "cache" in _parameters(model) else "past_key_values"  # renamed in transformers 5
-        config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+        self.cache_name = cache_argument(model)
+        config = text_config(model)
         self.max_scored = max(1, _MAX_LOGIT_BYTES // (4 * int(config.vocab_size)))
         # Without a fused kernel the attention itself has a matrix per head.
         eager = getattr(config, "_attn_implementation", None) == "eager"
@@ -306,9 +307,9 @@ def _score_plainly(
             mask[row, width - lengths[i] :] = 1
         ids, mask = ids.to(device), mask.to(device)
         inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
-        if "position_ids" in _parameters(model):
+        if "position_ids" in forward_arguments(model):
             inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
-        if "logits_to_keep" in _parameters(model):
+        if "logits_to_keep" in forward_arguments(model):
             inputs["logits_to_keep"] = keep
         logits = model(**inputs).logits[:, -keep:]
         stats.tokens += ids.numel()
@@ -330,13 +331,6 @@ def batches_by_length(lengths: dict[int, int], max_tokens: int) -> Iterator[list
         batch.append(key)
     if batch:
         yield batch
-
-
-def _parameters(model: Any) -> set[str]:
-    import inspect
-
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return set(inspect.signature(inner.forward).parameters)
 
 
 @contextmanager

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mempo_agents.engines.loaded import base_model
+
 
 @dataclass(frozen=True, slots=True)
 class TrainRow:
@@ -107,7 +109,7 @@ def response_logits(model: Any, batch: RowBatch) -> Tensor:
     it once per model. Right padding needs no attention mask: no real token can see it.
     """
     if has_plain_head(model):
-        base = _base(model)
+        base = base_model(model)
         hidden_RLD = base.get_decoder()(batch.ids, use_cache=False).last_hidden_state
         return base.get_output_embeddings()(hidden_RLD[batch.row, batch.column])
     return model(batch.ids, use_cache=False).logits[batch.row, batch.column]
@@ -124,7 +126,7 @@ def has_plain_head(model: Any) -> bool:
 
 @torch.no_grad()
 def _try_plain_head(model: Any) -> bool:
-    base = _base(model)
+    base = base_model(model)
     if not hasattr(base, "get_decoder") or base.get_output_embeddings() is None:
         return False
     decoder = base.get_decoder()
@@ -141,7 +143,3 @@ def _try_plain_head(model: Any) -> bool:
         return False
     finally:
         model.train(training)
-
-
-def _base(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -19,14 +19,6 @@ from mempo_agents.trajectory import Group, Trajectory
 from mempo_env.errors import DataError
 
 SCHEMA_VERSION = 1
-
-
-def groups_of(trajectories: Iterable[Trajectory]) -> list[Group]:
-    """Trajectories of one task and policy belong together, in the order of their samples; groups as first seen."""
-    found: dict[tuple[str, str], list[Trajectory]] = {}
-    for trajectory in trajectories:
-        found.setdefault((trajectory.task_id, trajectory.policy), []).append(trajectory)
-    return [Group(task, tuple(sorted(members, key=lambda t: t.sample))) for (task, _), members in found.items()]
 
 
 def write_report(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,6 +54,14 @@ class GroupBatch:
             known = ", ".join(sorted(self.parts_G)) or "none"
             raise ValueError(f"Group {self.task_id!r} has no reward {name!r}. It has: {known}.")
         return np.where(self.scored_G, self.parts_G[name], np.nan)
+
+
+def groups_of(trajectories: Iterable[Trajectory]) -> list[Group]:
+    """Trajectories of one task and policy belong together, in the order of their samples; groups as first seen."""
+    found: dict[tuple[str, str], list[Trajectory]] = {}
+    for trajectory in trajectories:
+        found.setdefault((trajectory.task_id, trajectory.policy), []).append(trajectory)
+    return [Group(task, tuple(sorted(members, key=lambda t: t.sample))) for (task, _), members in found.items()]
 
 
 def group_batch(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mempo_agents.report.text import visible
+from mempo_env.rendering import visible
 
 POLICY_NAMES = {"react": "ReAct", "mem1": "MEM1", "mempo": "MemPO", "search_r1": "Search-R1"}
 _FIXED = {"react": 0, "mem1": 1, "mempo": 2}

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from mempo_agents.learners.advantages import EPS, memory_advantages, trajectory_advantages
-from mempo_agents.learners.credit_files import groups_of, read_scores
+from mempo_agents.learners.credit_files import read_scores
 from mempo_agents.learners.estimators import memory_rewards_of
-from mempo_agents.learners.groups import group_batch
+from mempo_agents.learners.groups import group_batch, groups_of
 from mempo_agents.trajectory import Group, Trajectory
 
 Key = tuple[str, str, int]

@@ -28,9 +28,10 @@ from mempo_agents.report.figures import POLICY_NAMES
 from mempo_agents.report.overview import overviews
 from mempo_agents.report.parts import Section
 from mempo_agents.report.runs_sections import context_section, scores_section
-from mempo_agents.report.text import join_words, visible
+from mempo_agents.report.text import join_words
 from mempo_agents.report.training_sections import ablation_section, training_section
 from mempo_env.errors import MissingExtraError
+from mempo_env.rendering import visible
 
 BUDGET_BYTES = 15_000_000
 _SCRIPTS = ("base.js", "charts.js", "episodes.js", "panels.js", "start.js")

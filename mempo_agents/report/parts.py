@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mempo_agents.report.text import visible
+from mempo_env.rendering import visible
 
 UNKNOWN = "–"
 _LONG_ROWS = 60

@@ -94,14 +94,12 @@ class Vectors:
     Raises DataError when the file is unreadable, ValueError when a GPU is asked for and FAISS sees none.
     """
 
-    def __init__(
-        self, path: Path, *, device: str = "cpu", placement: str = "shard", effort: int | None = None, mmap: bool = True
-    ) -> None:
+    def __init__(self, path: Path, *, device: str = "cpu", placement: str = "shard", effort: int | None = None) -> None:
         faiss = import_faiss()
         if placement not in ("shard", "replicate"):
             raise ValueError(f"placement: expected 'shard' or 'replicate', got {placement!r}.")
         try:
-            index = faiss.read_index(str(path), _mmap_flag() if mmap and device == "cpu" else 0)
+            index = faiss.read_index(str(path), _mmap_flag() if device == "cpu" else 0)
         except RuntimeError as error:
             raise DataError(f"{path}: not a readable FAISS index ({str(error).strip().splitlines()[-1]}).") from None
         if effort is not None:

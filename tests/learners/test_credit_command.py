@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from mempo_agents.commands import credit
 from mempo_agents.files import write_trajectories
-from mempo_agents.learners.credit_files import groups_of, read_scores, write_report
+from mempo_agents.learners.credit_files import read_scores, write_report
 from mempo_agents.learners.diagnostics import diagnose, explained_share
-from mempo_agents.learners.groups import group_batch
+from mempo_agents.learners.groups import group_batch, groups_of
 from mempo_agents.learners.memory_reward import MemoryScores, memory_scores
 from mempo_env.errors import DataError
 
