@@ -39,9 +39,9 @@ from mempo_agents.policies import get_policy
 from mempo_agents.rollout import rollout
 from mempo_agents.run_folder import only_writer, read_json, write_json
 from mempo_agents.trajectory import Trajectory
-from mempo_env.errors import DataError, UnknownNameError
+from mempo_env.errors import DataError
 from mempo_env.retrieval import get_retriever
-from mempo_env.tasks import compose, load_dataset
+from mempo_env.tasks import check_split, compose, load_dataset
 
 SETTINGS = "settings.json"
 
@@ -126,8 +126,7 @@ class Trainer:
         self.processes = Processes(device)
         self.dataset = load_dataset(settings.dataset, settings.corpus)
         for split in (settings.split, *((settings.eval_split,) if settings.evaluate_every else ())):
-            if split not in self.dataset.splits:
-                raise UnknownNameError(f"split of data set {self.dataset.name!r}", split, self.dataset.splits)
+            check_split(self.dataset, split)
         self.engine = self._engine(model, tokenizer)
         self.model = self.engine.model
         sampling = Sampling(settings.max_new_tokens, settings.update.temperature, settings.guided)
@@ -188,7 +187,9 @@ class Trainer:
         return update_policy(
             self.model,
             self.optimizer,
-            train_rows(groups, advantages),
+            train_rows(
+                groups, advantages, [self.processes.rank + i * self.processes.count for i in range(len(groups))]
+            ),
             settings.update,
             rate=self._rate(),
             seed=_mix(settings.seed, self.update),

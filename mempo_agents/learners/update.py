@@ -69,18 +69,24 @@ class UpdateSettings:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}.")
 
 
-def train_rows(groups: Sequence[Sequence[Trajectory]], advantages: Sequence[TokenAdvantages]) -> list[TrainRow]:
+def train_rows(
+    groups: Sequence[Sequence[Trajectory]],
+    advantages: Sequence[TokenAdvantages],
+    numbers: Sequence[int] | None = None,
+) -> list[TrainRow]:
     """One row per step. Failed trajectories and forced tokens are in no loss and in no denominator.
 
     groups: the trajectories of each task. advantages: of each group, [G][S] float32 [T], as an estimator gives them.
+    numbers: where each group stands among those of all processes, for groups of one size; None counts from 0.
     """
-    rows, number = [], 0
-    for group, credit_GS in zip(groups, advantages, strict=True):
-        for trajectory, credit_S in zip(group, credit_GS, strict=True):
+    rows = []
+    width = max(map(len, groups), default=0)
+    for number, group, credit_GS in zip(numbers or range(len(groups)), groups, advantages, strict=True):
+        for g, (trajectory, credit_S) in enumerate(zip(group, credit_GS, strict=True)):
             for step, credit_T in zip(trajectory.steps, credit_S, strict=True):
                 mask = step.policy_mask & (not trajectory.failed)
-                rows.append(TrainRow(step.prompt_ids, step.response_ids, mask, credit_T, step.logprobs, number))
-            number += 1
+                name = number * width + g
+                rows.append(TrainRow(step.prompt_ids, step.response_ids, mask, credit_T, step.logprobs, name))
     return rows
 
 
@@ -112,7 +118,8 @@ def update_policy(
     model.train()
     old, reference_logprobs = run.read_beforehand(rows)
     order = np.random.default_rng([seed, 0x6D656D])
-    trajectories = sorted({row.trajectory for row in rows})
+    # The same for all processes, so that a mini-batch does not depend on their number.
+    trajectories = sorted({name for told in processes.gather({row.trajectory for row in rows}) for name in told})
     for epoch in range(settings.epochs):
         shuffled = order.permutation(len(trajectories)) if settings.mini_batches > 1 else np.arange(len(trajectories))
         parts = np.array_split(shuffled, settings.mini_batches)
