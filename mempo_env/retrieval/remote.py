@@ -7,7 +7,8 @@ right hits or raises RetrievalError within the total deadline. A failure is neve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import os
+from collections.abc import Callable, Coroutine, Sequence
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from mempo_env.errors import RetrievalError
-from mempo_env.retrieval.background import BackgroundLoop
+from mempo_env.retrieval import background
 from mempo_env.retrieval.base import check_search
 from mempo_env.retrieval.hit_cache import HitCache
 from mempo_env.retrieval.json_client import JsonClient, Patience, excerpt
@@ -75,8 +76,9 @@ class RemoteRetriever:
         self._prepare()
 
     def _prepare(self) -> None:
-        self._background = BackgroundLoop()
+        self._pid = os.getpid()
         self._client: JsonClient | None = None
+        self._close_client: Callable[[], None] | None = None
         self._cache: HitCache | None = None
         self._seen_fingerprint: str | None = None
         self._asked = False
@@ -124,9 +126,8 @@ class RemoteRetriever:
 
     def close(self) -> None:
         """Close connections; a later search opens new ones."""
-        if self._client is not None and self._background.running:
-            self._background.run(self._client.close(), 5)
-        self._background.close()
+        if self._close_client is not None:
+            self._close_client()
         if self._cache is not None:
             self._cache.close()
         self._prepare()
@@ -140,16 +141,17 @@ class RemoteRetriever:
         return self._cache
 
     def _ready(self) -> JsonClient:
-        if self._background.forked:
+        if self._pid != os.getpid():
             self._prepare()  # the parent's connections, and its cache file's handle, are not ours
         if self._client is None:
             headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
             self._client = JsonClient(self.patience, max_response_bytes=self._max_response_bytes, headers=headers)
+            self._close_client = background.close_with(self, self._client.close)
         return self._client
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         # The margin is for the loop to notice its own deadline; the outer one holds even if the loop is stuck.
-        return self._background.run(work, self.patience.total_seconds + 5)
+        return background.run(work, self.patience.total_seconds + 5)
 
     async def _search(self, client: JsonClient, queries: list[str], k: int) -> tuple[list[list[Hit]], str | None]:
         parts = [queries[i : i + self._max_queries] for i in range(0, len(queries), self._max_queries)]
@@ -194,7 +196,7 @@ class RemoteRetriever:
         return f"RemoteRetriever({self.url!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        unpicklable = ("_background", "_client", "_cache")
+        unpicklable = ("_pid", "_client", "_close_client", "_cache")
         return {name: value for name, value in self.__dict__.items() if name not in unpicklable}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

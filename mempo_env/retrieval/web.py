@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from mempo_env.errors import MissingExtraError, RetrievalError, UnknownNameError
-from mempo_env.retrieval.background import BackgroundLoop
+from mempo_env.retrieval import background
 from mempo_env.retrieval.base import check_search
 from mempo_env.retrieval.fetch import FetchLimits, PageError, PageFetcher
 from mempo_env.retrieval.json_client import JsonClient, Patience
@@ -130,9 +130,10 @@ class WebRetriever:
         self._prepare()
 
     def _prepare(self) -> None:
-        self._background = BackgroundLoop()
-        self._client: JsonClient | None = None
-        self._fetcher: PageFetcher | None = None
+        self._pid = os.getpid()
+        self._client = JsonClient(self.patience, max_response_bytes=16 << 20)
+        self._fetcher = PageFetcher(self.limits)
+        self._close_clients = [background.close_with(self, part.close) for part in (self._client, self._fetcher)]
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """Up to `k` results a query: passage id = link, title = title, text = link and snippet."""
@@ -151,18 +152,15 @@ class WebRetriever:
 
     def close(self) -> None:
         """Close connections; a later search opens new ones."""
-        if self._background.running:
-            for part in (self._client, self._fetcher):
-                if part is not None:
-                    self._background.run(part.close(), 5)
-        self._background.close()
+        for close in self._close_clients:
+            close()
         self._prepare()
 
     def _each(self, work: Any, items: Sequence[str], k: int) -> list[list[Hit]]:
         if not items:
             return []
-        if self._background.forked:
-            self._prepare()
+        if self._pid != os.getpid():
+            self._prepare()  # the parent's connections are not ours
 
         async def all_of_them() -> list[list[Hit]]:
             gate = asyncio.Semaphore(_AT_ONCE)
@@ -178,7 +176,7 @@ class WebRetriever:
         rounds = -(-len(items) // _AT_ONCE)
         seconds = rounds * max(self.patience.total_seconds, self.limits.total_seconds) + 5
         try:
-            return self._background.run(all_of_them(), seconds)
+            return background.run(all_of_them(), seconds)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None  # the first failure; the others were cancelled
 
@@ -186,8 +184,6 @@ class WebRetriever:
         asked = {"tool": "search", "backend": self.backend.name, "query": query, "k": k}
         rows = self.replay.get(asked) if self.replay else None
         if rows is None:
-            if self._client is None:
-                self._client = JsonClient(self.patience, max_response_bytes=16 << 20)
             method, url, body, headers = self.backend.request(query, k)
             try:
                 reply = await self._client.request(method, url, body, headers=headers)
@@ -211,8 +207,6 @@ class WebRetriever:
         return [Hit(Passage(page["url"], page["title"], cut(page["text"], self.max_page_chars)))]
 
     async def _read_page(self, url: str) -> dict[str, str]:
-        if self._fetcher is None:
-            self._fetcher = PageFetcher(self.limits)
         try:
             page = await self._fetcher.fetch(url)
             title, text = await asyncio.to_thread(extract, page.body, page.content_type, page.url)
@@ -226,7 +220,7 @@ class WebRetriever:
         return f"WebRetriever({self.backend.name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_background", "_client", "_fetcher")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_pid", "_client", "_fetcher", "_close_clients")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

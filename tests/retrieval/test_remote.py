@@ -3,11 +3,14 @@ error."""
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import pickle
 import socket
+import threading
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
@@ -21,11 +24,12 @@ from mempo_env.errors import RetrievalError
 from mempo_env.retrieval.base import Retriever
 from mempo_env.types import Hit, Passage
 
+psutil = pytest.importorskip("psutil")
 pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
-from mempo_env.retrieval.remote import RemoteRetriever
-from mempo_env.retrieval.server import Limits, create_app
+from mempo_env.retrieval.remote import RemoteRetriever  # noqa: E402
+from mempo_env.retrieval.server import Limits, create_app  # noqa: E402
 
 FAST = {"connect_seconds": 1.0, "read_seconds": 1.0, "total_seconds": 3.0, "backoff_seconds": 0.01}
 GOOD = json.dumps({"result": [[{"document": {"id": "1", "contents": "T\nbody"}, "score": 0.5}]]}).encode()
@@ -61,6 +65,26 @@ def test_parity_with_the_retriever_behind_the_server() -> None:
         assert remote.search(["\ud800y"], 1)[0][0].passage.text == "about \ufffdy"
         remote.close()
         assert remote.search(["again"], 1) == stub.search(["again"], 1)
+
+
+def open_connections() -> int:
+    return sum(connection.status == "ESTABLISHED" for connection in psutil.Process().net_connections())
+
+
+def test_many_clients_need_one_thread_and_leave_no_connection() -> None:
+    with serve(create_app(StubRetriever())) as url, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(10):
+            assert RemoteRetriever(url).search([f"q{i}"], 1)[0][0].passage.id == f"q{i}#0"
+        gc.collect()
+        deadline = time.monotonic() + 10
+        while (
+            len(psutil.Process().net_connections()) > 2 and time.monotonic() < deadline
+        ):  # the server's own, and its listener
+            time.sleep(0.05)
+        ours = [c for c in psutil.Process().net_connections() if c.status == "ESTABLISHED"]
+    assert not ours
+    assert sum(thread.name == "retrieval-client" for thread in threading.enumerate()) == 1
 
 
 def test_many_queries_go_out_in_parts_and_come_back_in_order() -> None:

@@ -259,6 +259,7 @@ def test_stopping_lets_running_requests_finish() -> None:
             connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
             connection.request("POST", "/retrieve", json.dumps({"queries": ["a"]}))
             answers.append(connection.getresponse().status)
+            connection.close()
 
         thread = threading.Thread(target=ask)
         thread.start()
