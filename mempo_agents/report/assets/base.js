@@ -10,7 +10,7 @@ const NAMED = {0x200b: "ZWSP", 0x200e: "LRM", 0x200f: "RLM", 0x061c: "ALM", 0x20
   0x2028: "LS", 0x2029: "PS"};
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060\u2066-\u2069\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
-// The same as `visible` in text.py: what would act on the eye or the page is shown as a sign.
+// The same as `visible` in mempo_env/rendering.py: what would act on the eye or the page is shown as a sign.
 function visible(text) {
   return String(text).replace(HIDDEN, (c) => {
     const code = c.charCodeAt(0);
