@@ -39,7 +39,7 @@ def run(
     save_every: Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="Seed of tasks, faults and order.")] = 0,
 ) -> None:
-    """Teach a language model a protocol: one epoch on right episodes of a teacher, response tokens only.
+    """Teach a language model a protocol: right episodes of a teacher, response tokens only.
 
     Writes OUT/metrics.jsonl and OUT/checkpoints/step-*/model. An interrupted run is continued by the same command.
     """
