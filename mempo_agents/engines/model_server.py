@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from mempo_env.errors import EngineError, RetrievalError, UnknownNameError
-from mempo_env.retrieval.background import BackgroundLoop
+from mempo_env.retrieval import background
 from mempo_env.retrieval.json_client import JsonClient, Patience
 
 T = TypeVar("T")
@@ -45,7 +45,8 @@ class ModelServer:
         return f"ModelServer({self.base_url!r}, {self.model!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_key", "_background", "_client")}
+        own = ("_key", "_client", "_close_client", "_pid")
+        return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -53,8 +54,9 @@ class ModelServer:
 
     def _connect(self) -> None:
         self._key = os.environ.get(self._key_env, "").strip()
-        self._background = BackgroundLoop()
+        self._pid = os.getpid()
         self._client: JsonClient | None = None
+        self._close_client: Callable[[], None] | None = None
 
     def find(self) -> dict[str, Any]:
         """What the server says of the model; nothing where it has no list of models.
@@ -137,9 +139,8 @@ class ModelServer:
 
     def close(self) -> None:
         """Close the connections; a later call opens new ones."""
-        if self._client is not None and self._background.running:
-            self._background.run(self._client.close(), 5)
-        self._background.close()
+        if self._close_client is not None:
+            self._close_client()
         self._connect()
 
     def _models(self) -> Any:
@@ -149,16 +150,17 @@ class ModelServer:
 
     def _run(self, work: Coroutine[Any, Any, T], timeout_seconds: float) -> T:
         try:
-            return self._background.run(work, timeout_seconds)
+            return background.run(work, timeout_seconds)
         except RetrievalError as error:
             raise EngineError(self._without_key(str(error))) from None
 
     def _ready(self) -> JsonClient:
-        if self._background.forked:
-            self._connect()  # the parent's connections are not ours
+        if self._pid != os.getpid():
+            self._connect()  # this is a fork: the parent's connections are not ours
         if self._client is None:
             headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             self._client = JsonClient(self.patience, max_response_bytes=_MAX_RESPONSE_BYTES, headers=headers)
+            self._close_client = background.close_with(self, self._client.close)
         return self._client
 
     def _without_key(self, text: str) -> str:
