@@ -29,7 +29,7 @@ from mempo_agents.trajectory import Trajectory
 from mempo_env.errors import DataError, UnknownNameError
 from mempo_env.retrieval import get_retriever
 from mempo_env.retrieval.base import Retriever
-from mempo_env.tasks import Dataset, compose, load_dataset
+from mempo_env.tasks import Dataset, check_split, compose, load_dataset
 from mempo_env.types import Task
 
 RESULTS_SCHEMA_VERSION = 1
@@ -111,9 +111,8 @@ class _Bench:
     @classmethod
     def load(cls, settings: Settings) -> _Bench:
         dataset = load_dataset(settings.dataset, settings.corpus)
-        split = settings.split or next((s for s in PREFERRED_SPLITS if s in dataset.splits), dataset.splits[0])
-        if split not in dataset.splits:
-            raise UnknownNameError(f"split of data set {dataset.name!r}", split, dataset.splits)
+        preferred = next((split for split in PREFERRED_SPLITS if split in dataset.splits), None)
+        split = check_split(dataset, settings.split or preferred)
         questions = dataset.questions(split)
         tasks = {}
         for objectives in settings.objectives:

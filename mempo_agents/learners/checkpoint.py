@@ -15,7 +15,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +37,12 @@ def save_checkpoint(
     """
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"step-{step:08d}"
-    part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder))
-    try:
+    with _appears_whole(target) as part:
         _write_model(part / MODEL, model, tokenizer)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part / OPTIMIZER)
-        write_json(
-            part / STATE,
-            {"schema_version": SCHEMA_VERSION, "step": step, "checksum": _checksum(part / OPTIMIZER), **state},
-        )
-        for path in (*part.rglob("*"), part):
-            _sync(path)
-        part.chmod(0o755)
-        if target.exists():
-            shutil.rmtree(target)
-        part.replace(target)
-        _sync(folder)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+        checksum = _checksum(part / OPTIMIZER)
+        write_json(part / STATE, {"schema_version": SCHEMA_VERSION, "step": step, "checksum": checksum, **state})
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return target
@@ -63,14 +50,24 @@ def save_checkpoint(
 
 def save_model(target: Path, model: Any, tokenizer: Any) -> None:
     """Writes the model in transformers format, replacing what was there in one move."""
+    with _appears_whole(target) as part:
+        _write_model(part, model, tokenizer)
+
+
+@contextmanager
+def _appears_whole(target: Path) -> Iterator[Path]:
+    """A folder to write into. It is forced to disk and takes the place of `target`, or is removed where that fails."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=".part-", dir=target.parent))
     try:
-        _write_model(part, model, tokenizer)
+        yield part
+        for path in (*part.rglob("*"), part):
+            _sync(path)
         part.chmod(0o755)
         if target.exists():
             shutil.rmtree(target)
         part.replace(target)
+        _sync(target.parent)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
