@@ -2,8 +2,8 @@
 
     python scripts/ship_weights.py nano-mempo out/nano/checkpoints/step-00001500 --command "mempo nano --out out/nano"
 
-Copies the model, in bfloat16, to mempo_agents/weights/NAME and writes card.json beside it: the command, the settings, the curve of
-evaluations up to that checkpoint, a hash of the data, and the model's score on the test split, sampled.
+Copies the model, in bfloat16, to mempo_agents/weights/NAME and writes card.json beside it: the command, the settings,
+the curve of evaluations up to that checkpoint, a hash of the data, and the model's score on the test split, sampled.
 """
 
 from __future__ import annotations
