@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from mempo_agents.engines.hf import HFEngine
 from mempo_agents.engines.oracle import Style
 from mempo_agents.engines.scripted import OracleEngine, RandomEngine
 from mempo_agents.nano.course import CourseSettings, run_course
 from mempo_agents.nano.lessons import CURRICULUM, TEACHER, Lessons
+from mempo_agents.nano.shipped import weight_names, weights_folder
 from mempo_agents.nano.tokenizer import PIECES, PROTOCOLS, fixed_texts, nano_tokenizer, vocabulary
 from mempo_agents.policies import get_policy
 from mempo_agents.rollout import rollout
@@ -166,3 +170,21 @@ def test_a_course_resumes_bit_for_bit(tmp_path):
         run_course(settings, tmp_path / "dead", kill)
     last = run_course(settings, tmp_path / "dead")
     assert {**last, "seconds": 0} == {**whole, "seconds": 0}
+
+
+@pytest.mark.parametrize("name", weight_names())
+def test_embedded_models_load_by_name_with_a_card(name, tokenizer):
+    engine = HFEngine(name, device="cpu")
+    assert engine.tokenizer.get_vocab() == tokenizer.get_vocab(), "trained with another vocabulary than today's"
+    folder = weights_folder(name)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 10_000_000
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    assert card["parameters"] == sum(p.numel() for p in engine.model.parameters())
+    assert card["command"].startswith(("mempo ", "torchrun "))
+    assert card["curve"][-1]["step"] <= card["step"]
+    assert card["data"]["world"] == World(register="compact").fingerprint, "trained in another world than today's"
+    assert 0.3 < card["test"]["f1"] < 0.95, "short of perfect, on purpose"
+
+
+def test_the_embedded_models_are_there():
+    assert {"nano-react", "nano-mem1", "nano-mempo"} <= set(weight_names())
