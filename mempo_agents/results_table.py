@@ -61,7 +61,7 @@ def _table(results: Mapping[str, Any], before_interval: str | None) -> Table:
 def markdown(results: Mapping[str, Any]) -> str:
     """The same table in Markdown, the command that made it above it."""
     commands = [f"    {command}" for command in results["run"]["command"].splitlines()]
-    lines = [title(results), "", *commands, ""]
+    lines = [title(results), "", *commands, "", origin(results), ""]
     lines += ["| policy | " + " | ".join(_HEADINGS) + " |", "|---" + "|---:" * len(_HEADINGS) + "|"]
     for cells in by_policy(results).values():
         lines += ["| " + " | ".join([cell["policy"], *row(cell)]) + " |" for cell in cells]
@@ -77,6 +77,18 @@ def title(results: Mapping[str, Any]) -> str:
     return (
         f"{name}{guided} on {run['dataset']['name']}/{run['dataset']['split']}, {run['retriever']['name']} top "
         f"{arguments['top_k']}, {arguments['tasks']} tasks a cell, tokens counted by {engine['tokenizer']}"
+    )
+
+
+def origin(results: Mapping[str, Any]) -> str:
+    """Seed, versions and machine class of a run, in one line: what a number needs to be made again."""
+    run = results["run"]
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version)
+    machine = run["machine"]
+    gpu = f", {machine['gpu']}" if machine["gpu"] else ""
+    return (
+        f"Seed {run['arguments']['seed']}. {machine['system']} {machine['architecture']}, {machine['cpus']} processors"
+        f", {machine['memory_gib']} GiB{gpu}. {versions}."
     )
 
 

@@ -12,7 +12,7 @@ from mempo_agents.engines.hf import HFEngine
 from mempo_agents.learners.optim import OptimizerSettings
 from mempo_agents.learners.warm_start import WarmStartSettings, warm_start
 from mempo_agents.metrics import summarise
-from mempo_agents.nano.lessons import CURRICULUM, Lessons
+from mempo_agents.nano.lessons import CURRICULUM, Lessons, Stage
 from mempo_agents.nano.model import nano_model
 from mempo_agents.nano.tokenizer import nano_tokenizer
 from mempo_agents.policies import get_policy
@@ -54,7 +54,8 @@ def run_course(
     """
     tokenizer = nano_tokenizer()
     if settings.start is None:
-        model, curriculum = nano_model(tokenizer, seed=settings.seed), CURRICULUM
+        model = nano_model(tokenizer, seed=settings.seed)
+        curriculum: tuple[Stage, ...] = CURRICULUM
     else:
         start = HFEngine(settings.start, dtype="bfloat16")
         if start.tokenizer.get_vocab() != tokenizer.get_vocab():

@@ -23,10 +23,12 @@ def results(*cells: dict[str, Any]) -> dict[str, Any]:
     return {
         "run": {
             "command": "mempo eval --seed 1",
-            "arguments": {"engine": "scripted", "guided": False, "top_k": 3, "tasks": 32},
+            "arguments": {"engine": "scripted", "guided": False, "top_k": 3, "tasks": 32, "seed": 1},
             "engine": {"name": "oracle", "tokenizer": "word"},
             "dataset": {"name": "world", "split": "test"},
             "retriever": {"name": "bm25"},
+            "versions": {"python": "3.11.7", "torch": None},
+            "machine": {"system": "Linux", "architecture": "x86_64", "cpus": 2, "memory_gib": 24, "gpu": None},
         },
         "cells": list(cells),
     }
@@ -55,6 +57,10 @@ def test_unknown_is_a_dash() -> None:
 def test_growth_is_from_fewest_to_most_objectives() -> None:
     lines = growth_lines(results(cell("mempo", 10, 2500.0), cell("mempo", 2, 1000.0), cell("react", 2, 1000.0)))
     assert lines == ["mempo: from 2 to 10 objectives the peak grows 2.5 times and the total 1.0 times"]
+
+
+def test_markdown_says_seed_machine_and_versions() -> None:
+    assert "\nSeed 1. Linux x86_64, 2 processors, 24 GiB. python 3.11.7.\n" in markdown(results(cell("mempo", 2, 1.0)))
 
 
 def test_markdown_holds_command_and_cells() -> None:
