@@ -287,10 +287,12 @@ def test_two_processes_train_as_one(tmp_path, tasks):
         for name in left.keys() - {"train_tokens"}:
             same = left[name] is None and right[name] is None
             assert same or left[name] == pytest.approx(right[name], rel=1e-3, abs=1e-4), name
-    mine = load_checkpoint(checkpoints(tmp_path / "one" / "checkpoints")[-1])[1]
-    theirs = load_checkpoint(checkpoints(tmp_path / "two" / "checkpoints")[-1])[1]
-    for name in mine:
-        if name.startswith("master/"):
-            # Adam divides by |g|: where a gradient is nearly 0, the order of a sum decides its sign.
-            apart = (mine[name] - theirs[name]).abs() > 1e-4 + 1e-3 * theirs[name].abs()
-            assert apart.float().mean() < 0.03, name
+    # Running means of the gradients, after the first update (four optimizer steps). The weights themselves cannot be
+    # held together: Adam divides by |g| and Muon lifts every singular value to 1, so where a gradient is nearly 0, the
+    # order of a sum decides the direction of a whole step.
+    mine = load_checkpoint(checkpoints(tmp_path / "one" / "checkpoints")[0])[1]
+    theirs = load_checkpoint(checkpoints(tmp_path / "two" / "checkpoints")[0])[1]
+    gradients = [name for name in mine if name.startswith(("exp_avg/", "momentum_buffer/"))]
+    assert len(gradients) > 5
+    for name in gradients:
+        assert (mine[name] - theirs[name]).norm() <= 0.01 * mine[name].norm(), name
