@@ -137,10 +137,22 @@ def test_a_step_after_the_end_asks_for_a_reset():
 def test_act_observe_and_fail_keep_their_order():
     episode = begin()
     with pytest.raises(EpisodeOverError, match="No search is pending"):
-        episode.fail("x")
+        episode.observe(HITS)
     episode.act(episode.protocol.compose(query="Oslo"))
     with pytest.raises(EpisodeOverError, match="A search is pending"):
         episode.act(episode.protocol.compose(query="Oslo"))
+    episode.fail("x")
+    with pytest.raises(EpisodeOverError, match="Only a running episode can fail"):
+        episode.fail("y")
+    assert episode.error == "x"
+
+
+def test_a_policy_that_could_not_be_asked_fails_the_episode_without_a_step():
+    episode = begin()
+    episode.fail("EngineError: no answer")
+    assert (episode.terminated, episode.truncated, episode.stop_reason) == (False, True, StopReason.FAILED)
+    assert math.isnan(episode.reward)
+    assert (episode.turns, episode.score) == ((), None)
 
 
 @pytest.mark.parametrize("action", [None, 3, b"<answer>x</answer>", ["a"], {"text": "a"}])
