@@ -41,6 +41,7 @@ from mempo_agents.run_folder import only_writer, read_json, write_json
 from mempo_agents.trajectory import Trajectory
 from mempo_env.errors import DataError
 from mempo_env.retrieval import get_retriever
+from mempo_env.rewards import get_reward
 from mempo_env.tasks import check_split, compose, load_dataset
 
 SETTINGS = "settings.json"
@@ -97,6 +98,7 @@ class TrainSettings:
         for name in ("updates", "tasks", "group_size", "batch_size", "max_new_tokens", "objectives", "top_k", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}.")
+        get_reward(self.reward)  # an unknown name is refused here, before a folder is claimed for this run
         if self.update.temperature <= 0:
             raise ValueError("temperature: expected a positive number; a greedy group is one trajectory, copied.")
 
