@@ -162,7 +162,7 @@ def test_unknown_names_are_refused_before_anything_runs(tmp_path):
         trainer(tmp_path, dataclasses.replace(SETTINGS, eval_split="tset"))
     with pytest.raises(ValueError, match="greedy"):
         dataclasses.replace(SETTINGS, update=UpdateSettings(temperature=0.0))
-    with pytest.raises(UnknownNameError, match="Unknown reward 'papper'.*Did you mean 'paper'"):
+    with pytest.raises(UnknownNameError, match=r"Unknown reward 'papper'.*Did you mean 'paper'"):
         dataclasses.replace(SETTINGS, reward="papper")
     with pytest.raises(ValueError, match="critic"):
         Trainer(dataclasses.replace(SETTINGS, estimator="gae"), tmp_path)
