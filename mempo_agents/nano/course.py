@@ -29,7 +29,7 @@ MAX_NEW_TOKENS = 96
 class CourseSettings:
     """tokens: about how many are trained on. eval_tasks: held-out tasks per point of the curve.
 
-    stop_at: end as soon as the curve's F1 reaches it, to leave something for reinforcement; None runs to the end.
+    save_every: updates between checkpoints. stop_at: end as soon as the curve's F1 reaches it, to leave something for reinforcement; None runs to the end.
     start: a nano model that can read already (in any protocol); then only the last stage is taught.
     """
 
@@ -43,6 +43,7 @@ class CourseSettings:
     lr: float = 2e-3
     matrix_lr: float = 0.01
     batch_tokens: int = 2048
+    save_every: int = 125
 
 
 def run_course(
@@ -80,7 +81,7 @@ def run_course(
             batch_tokens=settings.batch_tokens,
             decay=0.5,
             seed=settings.seed,
-            save_every=125,
+            save_every=settings.save_every,
             evaluate_every=settings.evaluate_every,
             keep=3,
         ),
