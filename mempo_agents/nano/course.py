@@ -29,7 +29,8 @@ MAX_NEW_TOKENS = 96
 class CourseSettings:
     """tokens: about how many are trained on. eval_tasks: held-out tasks per point of the curve.
 
-    save_every: updates between checkpoints. stop_at: end as soon as the curve's F1 reaches it, to leave something for reinforcement; None runs to the end.
+    save_every: updates between checkpoints.
+    stop_at: end as soon as the curve's F1 reaches it, to leave something for reinforcement; None runs to the end.
     start: a nano model that can read already (in any protocol); then only the last stage is taught.
     """
 
