@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,3 @@ def episodes_with_credit(run: Run) -> list[dict[str, Any]]:
 def grade_of(run: Run, number: int) -> dict[str, Any] | None:
     """The memory grades of the run's episode `number`."""
     return run.grades.get(key_of(run.slim[number]))
-
-
-def all_cells(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
-    return [(run, cell) for run in runs for cell in run.cells()]
