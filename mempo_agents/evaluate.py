@@ -30,6 +30,7 @@ from mempo_env.errors import DataError, UnknownNameError
 from mempo_env.retrieval import get_retriever
 from mempo_env.retrieval.base import Retriever
 from mempo_env.tasks import Dataset, check_split, compose, load_dataset
+from mempo_env.tasks.world import default_instructions
 from mempo_env.types import Task
 
 RESULTS_SCHEMA_VERSION = 1
@@ -170,8 +171,7 @@ class _Bench:
             "retriever": self.retriever,
             "top_k": settings.top_k,
             "max_steps": settings.max_steps,
-            # The compact register is a language of its own, in which there is nothing to instruct with.
-            "instructions": "" if self.dataset.name.startswith("world-compact") else None,
+            "instructions": default_instructions(self.dataset.name),
         }
         policy = get_policy(policy_name, self.engine, sampling)
         return rollout(

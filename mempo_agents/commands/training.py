@@ -46,11 +46,13 @@ def settings_from(options: Mapping[str, Any]) -> Any:
     from mempo_agents.learners.optim import OptimizerSettings
     from mempo_agents.learners.trainer import TrainSettings
     from mempo_agents.learners.update import UpdateSettings
+    from mempo_env.tasks import load_dataset
+    from mempo_env.tasks.world import default_instructions
 
     o = dict(options)
     instructions = o["instructions"]
-    if instructions is None and o["dataset"].startswith("world-compact"):
-        instructions = ""
+    if instructions is None and o["dataset"].startswith("world"):  # as the world spells its own name
+        instructions = default_instructions(load_dataset(o["dataset"]).name)
     return TrainSettings(
         **{name: o[name] for name in (
             "model", "dtype", "policy", "dataset", "corpus", "split", "eval_split", "objectives", "retriever", "top_k",

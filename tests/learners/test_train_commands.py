@@ -142,3 +142,21 @@ def test_warm_start_teaches_and_continues(monkeypatch, capsys, tmp_path, model):
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert mempo(monkeypatch, capsys, *words)[0] == 0
     assert read_metrics(tmp_path / "metrics.jsonl") == lines
+
+
+@pytest.mark.parametrize(
+    ("spec", "instructions"), [("world-compact", ""), ("world:size=200,register=compact", ""), ("world:size=200", None)]
+)
+def test_compact_worlds_need_no_instructions_however_they_are_named(monkeypatch, tmp_path, spec, instructions):
+    seen = []
+
+    class Listening:
+        def __init__(self, settings, *_, **__):
+            seen.append(settings.instructions)
+            raise ValueError("enough")
+
+    monkeypatch.setattr("mempo_agents.learners.trainer.Trainer", Listening)
+    monkeypatch.setattr("sys.argv", ["mempo", "train", "--out", str(tmp_path / "run"), "--dataset", spec])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert seen == [instructions]

@@ -139,3 +139,11 @@ class World:
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_volumes": {}, "_passages": {}, "_questions": {}}
+
+
+def default_instructions(name: str) -> str | None:
+    """The system message for a data set of that name: "" for a compact world, None (the protocol's own) for others.
+
+    The compact register is a language of its own, in which there is nothing to instruct with.
+    """
+    return "" if name.startswith("world-compact") else None
