@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+
+def _table(text: Any) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if isinstance(text, str) else text
+    except json.JSONDecodeError as error:
+        raise typer.BadParameter(f"expected JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"expected a JSON object, got {text!r}.")
+    return value
 
 
 def run(
@@ -59,6 +70,13 @@ def run(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per response.")] = 160,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     guided: Annotated[bool, typer.Option("--guided", help="Force the protocol's tags.")] = False,
+    sampler: Annotated[
+        str, typer.Option(help="hf: the model in training plays; vllm: a copy of it in vLLM, new after every update.")
+    ] = "hf",
+    sampler_options: Annotated[
+        dict,
+        typer.Option(parser=_table, metavar="JSON", help="Arguments of vLLM's LLM; in a config a table."),
+    ] = {},  # noqa: B006  typer reads it, nothing writes it
     lora_rank: Annotated[int, typer.Option(min=0, help="Train adapters of this rank; 0 trains all weights.")] = 0,
     dtype: Annotated[str, typer.Option(help="Weights: float32, bfloat16, float16 or auto.")] = "float32",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is.")] = None,

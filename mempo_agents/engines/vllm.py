@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,8 @@ class VLLMEngine:
 
     @property
     def fingerprint(self) -> str:
-        """The model's name, its dtype, and a hash of the weight files that were loaded last."""
+        """The model's name, its dtype, and a hash of the weight files that were loaded last, or what `load_weights` was
+        told of them."""
         if self._digest is None:
             self._digest = _digest(self.weights)
         return f"{self.model_name}/{self.dtype}/{self._digest}"
@@ -158,7 +159,21 @@ class VLLMEngine:
             raise DataError(f"{folder}: expected a model's folder with .safetensors files, found none.")
         # From here on the old name would be wrong, also where vLLM fails half-way.
         self.weights, self._digest = folder, None
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        self._reload(weights_path=str(folder))
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]], digest: str) -> None:
+        """Take over these tensors, by the names that `save_pretrained` gives them, without a disk in between.
+
+        Needs vLLM in this very process (VLLM_ENABLE_V1_MULTIPROCESSING=0). digest: what tells the weights from all
+        others, for the fingerprint. What was cached is dropped, as in `update_weights`.
+        """
+        self._digest = digest
+        self._reload(weights_iterator=iter(weights))
+
+    def _reload(self, **source: Any) -> None:
+        self.llm.collective_rpc("reload_weights", kwargs=source)
+        if self.llm.llm_engine.vllm_config.device_config.device_type == "cpu":
+            self.llm.collective_rpc(_pack_heads)
         if not self.llm.reset_prefix_cache():
             raise EngineError("vLLM did not drop its prefix cache, which holds states of the old weights.")
 
@@ -179,6 +194,16 @@ class VLLMEngine:
             raise
         except Exception as error:
             raise EngineError(f"vLLM broke down. {type(error).__name__}: {error}") from error
+
+
+def _pack_heads(worker: Any) -> None:
+    """In vLLM's worker, on a CPU: pack the heads anew. vLLM 0.32 multiplies by a packed copy of the head there, and
+    where the head is tied to the embeddings, reloading leaves that copy as it was."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in worker.get_model().modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _generation_config(weights: str | Path) -> Any:

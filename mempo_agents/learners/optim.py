@@ -45,10 +45,14 @@ class OptimizerSettings:
 
 class MasterOptimizer:
     """Optimises the trainable weights of `model`. The order of calls in a step: backward passes, `gather_gradients`
-    (after which `gradients` may be summed over processes), `step`."""
+    (after which `gradients` may be summed over processes), `step`.
+
+    version: how often the weights have changed, by `step` or `load`; what holds a copy of them can tell by it.
+    """
 
     def __init__(self, model: Any, settings: OptimizerSettings) -> None:
         self.settings = settings
+        self.version = 0
         self._weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._weights:
             raise ValueError("The model has no trainable weights.")
@@ -98,6 +102,7 @@ class MasterOptimizer:
         """
         norm = self.gradient_norm()
         if math.isfinite(norm):
+            self.version += 1
             clip = self.settings.clip_norm
             if clip is not None and norm > clip:
                 torch._foreach_mul_([m.grad for m in self._masters.values()], clip / norm)
@@ -128,6 +133,7 @@ class MasterOptimizer:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state`, into the same model. DataError when a weight is missing or has another shape."""
+        self.version += 1
         owners = {id(p): opt for opt in self._optimizers for group in opt.param_groups for p in group["params"]}
         for name, master in self._masters.items():
             saved = tensors.get(f"master/{name}")

@@ -2,7 +2,8 @@
 
     Trainer(TrainSettings(model=..., estimator="mempo"), Path("out/run")).run()
 
-The model that samples is the model that is trained, in this process, so no weights are copied and nothing can be stale.
+The model that samples is the model that is trained, in this process, or a vLLM that gets its weights after every update
+(see `samplers`): episodes of other weights are refused, so nothing can be stale.
 Everything random is a function of the settings' seed and the number of the update; a checkpoint therefore needs no
 random state, and a run that was killed goes on as if nothing had happened, bit for bit on a CPU.
 
@@ -34,12 +35,13 @@ from mempo_agents.learners.metrics_log import MetricsLog
 from mempo_agents.learners.monitors import CollapseRule, rollout_figures
 from mempo_agents.learners.optim import MasterOptimizer, OptimizerSettings, rate_at
 from mempo_agents.learners.processes import Processes
+from mempo_agents.learners.samplers import Sampler, check_sampler, vllm_sampler
 from mempo_agents.learners.update import UpdateSettings, train_rows, update_policy
 from mempo_agents.policies import get_policy
 from mempo_agents.rollout import rollout
 from mempo_agents.run_folder import only_writer, read_json, write_json
 from mempo_agents.trajectory import Trajectory
-from mempo_env.errors import DataError
+from mempo_env.errors import DataError, EngineError
 from mempo_env.retrieval import get_retriever
 from mempo_env.rewards import get_reward
 from mempo_env.tasks import check_split, compose, load_dataset
@@ -55,6 +57,7 @@ class TrainSettings:
     whatever it is. policy: "react", "mem1" or "mempo". estimator, estimator_options: see `learners.estimators`.
     reward: the environment's, see `mempo_env.rewards`. instructions: the system message, None is the protocol's own and
     "" is none. memory_threshold: see `memory_scores`. lora_rank: 0 trains all weights, else adapters of that rank.
+    sampler: "hf" plays with the model in training, "vllm" with a copy in vLLM. sampler_options: of `vllm.LLM`.
     warmup, decay: shares of the run, see `optim.rate_at`. evaluate_every, save_every: in updates, 0 is never.
     eval_tasks: tasks of `eval_split`, each played once at the training temperature. collapse: see `CollapseRule`.
     """
@@ -82,6 +85,8 @@ class TrainSettings:
     batch_size: int = 64
     max_new_tokens: int = 256
     guided: bool = False
+    sampler: str = "hf"
+    sampler_options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     update: UpdateSettings = field(default_factory=UpdateSettings)
@@ -98,6 +103,7 @@ class TrainSettings:
         for name in ("updates", "tasks", "group_size", "batch_size", "max_new_tokens", "objectives", "top_k", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}.")
+        check_sampler(self.sampler, self.sampler_options, self.guided)
         get_reward(self.reward)  # an unknown name is refused here, before a folder is claimed for this run
         if self.update.temperature <= 0:
             raise ValueError("temperature: expected a positive number; a greedy group is one trajectory, copied.")
@@ -132,8 +138,10 @@ class Trainer:
         self.engine = self._engine(model, tokenizer)
         self.model = self.engine.model
         sampling = Sampling(settings.max_new_tokens, settings.update.temperature, settings.guided)
-        self.policy = get_policy(settings.policy, self.engine, sampling, context=settings.context)
         self.optimizer = MasterOptimizer(self.model, settings.optimizer)
+        self.sampler = self._sampler(None if model is not None else settings.model)
+        self.policy = get_policy(settings.policy, self.sampler, sampling, context=settings.context)
+        self._played: int | None = None
         self.reference = self._reference() if settings.update.kl_coefficient else None
         self.tasks = self._compose(settings.split, settings.seed)
         self.update = 0
@@ -157,6 +165,8 @@ class Trainer:
         first = update * settings.tasks
         chosen = [self.tasks[(first + i) % len(self.tasks)] for i in range(settings.tasks)]
         mine = self.processes.share(chosen)
+        self.sampler.follow()
+        self._played = self.sampler.version
         played = rollout(
             self.policy,
             mine,
@@ -184,8 +194,13 @@ class Trainer:
         return advantages, scores
 
     def learn(self, groups: Sequence[Sequence[Trajectory]], advantages: Sequence[Any]) -> dict[str, float]:
-        """One update on these groups; see `update_policy`."""
+        """One update on the groups played last; see `update_policy`. EngineError where other weights played them."""
         settings = self.settings
+        if self._played != self.optimizer.version:
+            raise EngineError(
+                f"The episodes were sampled with version {self._played} of the weights, and version "
+                f"{self.optimizer.version} would be trained on them: play new ones."
+            )
         return update_policy(
             self.model,
             self.optimizer,
@@ -205,6 +220,7 @@ class Trainer:
         split = split or settings.eval_split
         chosen = [self._compose(split, 0)[i] for i in range(tasks or settings.eval_tasks)]
         mine = self.processes.share(chosen)
+        self.sampler.follow()
         played = rollout(
             self.policy, mine, env_kwargs=self._environment(split), seed=settings.seed, batch_size=settings.batch_size
         )
@@ -296,6 +312,18 @@ class Trainer:
         adapted = add_adapters(engine.model, self.settings.lora_rank, self.settings.seed)
         return HFEngine(adapted, engine.codec)
 
+    def _sampler(self, model: str | None) -> Sampler:
+        settings = self.settings
+
+        def version() -> int:
+            return self.optimizer.version
+
+        if settings.sampler == "hf":
+            return Sampler(self.engine, version)
+        return vllm_sampler(
+            self.engine, version, self.processes, model=model, dtype=settings.dtype, options=settings.sampler_options
+        )
+
     def _reference(self) -> Any:
         reference = copy.deepcopy(self.model)
         return reference.requires_grad_(False).eval()
@@ -335,10 +363,14 @@ class Trainer:
 
     def _claim(self) -> None:
         """Write down what this run is, or check that the folder holds the same one."""
-        mine = json.loads(json.dumps({**asdict(self.settings), "dataset_fingerprint": self.dataset.fingerprint}))
+
+        def plain(settings: TrainSettings) -> dict[str, Any]:
+            return dict(json.loads(json.dumps(asdict(settings))))
+
+        mine = {**plain(self.settings), "dataset_fingerprint": self.dataset.fingerprint}
         path = self.folder / SETTINGS
         if path.exists():
-            theirs = read_json(path)
+            theirs = {**plain(TrainSettings()), **read_json(path)}  # the file may be older than a setting
             changed = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
             if changed:
                 raise DataError(

@@ -5,8 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,8 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from model_stand_in import ModelStandIn, Script  # noqa: E402
+from model_stand_in import Script  # noqa: E402
 from tiny import make_tiny_engine, tiny_model, tiny_tokenizer  # noqa: E402
+from vllm_stand_in import LLM, install  # noqa: E402
 
 from mempo_agents.engines import get_engine  # noqa: E402
 from mempo_agents.engines.base import Request, Sampling, ScoreRow  # noqa: E402
@@ -24,84 +23,11 @@ from mempo_env.errors import DataError, EngineError, MissingExtraError  # noqa: 
 from mempo_env.protocols import get_protocol  # noqa: E402
 
 MEMPO = get_protocol("mempo")
-# What vLLM 0.32 accepts; a name that it does not know is an error there and here.
-LLM_NAMES = {"model", "tokenizer", "dtype", "seed", "logprobs_mode", "max_model_len", "enforce_eager"}
-PARAMS = {
-    "max_tokens", "temperature", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens",
-    "spaces_between_special_tokens", "logprobs", "prompt_logprobs", "detokenize",
-}  # fmt: skip
-
-
-class SamplingParams(SimpleNamespace):
-    def __init__(self, **values):
-        assert set(values) <= PARAMS, set(values) - PARAMS
-        if values["temperature"] > 2:
-            raise ValueError("temperature must be in [0, 2]")
-        super().__init__(**{"logprobs": None, "prompt_logprobs": None, "seed": None, **values})
-
-
-class LLM:
-    """vLLM's offline class around a tiny model: its sampler, its outputs, and a prefix cache that can be stale."""
-
-    made: ClassVar[list] = []
-
-    def __init__(self, **options):
-        assert set(options) <= LLM_NAMES, set(options) - LLM_NAMES
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        self.options = options
-        self.model = AutoModelForCausalLM.from_pretrained(options["model"], dtype=torch.float32)
-        self.tokenizer = AutoTokenizer.from_pretrained(options["tokenizer"])
-        config = SimpleNamespace(
-            dtype=torch.float32, max_model_len=options.get("max_model_len", self.model.config.max_position_embeddings)
-        )
-        self.llm_engine = SimpleNamespace(model_config=config, engine_core=SimpleNamespace(shutdown=lambda: None))
-        self.calls = []
-        self.fresh = self.model  # what is computed anew; what is cached stays that of `model`
-        self.resets = True
-        LLM.made.append(self)
-
-    def generate(self, prompts, sampling_params=None, *, use_tqdm=True):
-        assert not use_tqdm
-        assert len(prompts) == len(sampling_params)
-        self.calls.append((prompts, sampling_params))
-        return [self._one(p["prompt_token_ids"], s) for p, s in zip(prompts, sampling_params, strict=True)]
-
-    def _one(self, ids, params):
-        assert len(ids) + params.max_tokens <= self.llm_engine.model_config.max_model_len
-        scored = params.prompt_logprobs is not None
-        processed = self.options["logprobs_mode"] == "processed_logprobs"
-        sampler = ModelStandIn(self.fresh if scored else self.model, self.tokenizer, processed=processed)
-        # The stand-in speaks HTTP's names; vLLM's own default is full support.
-        tokens, text, logprobs, finish, stop = sampler.sample(ids, {"top_k": -1, **vars(params)})
-        entries = None
-        if scored:
-            values = zip(ids[1:], sampler.scored(ids), strict=True)
-            entries = [None, *({token: SimpleNamespace(logprob=value)} for token, value in values)]
-        output = SimpleNamespace(
-            text=text, token_ids=tuple(tokens), finish_reason=finish, stop_reason=stop,
-            logprobs=[{t: SimpleNamespace(logprob=v)} for t, v in zip(tokens, logprobs, strict=True)],
-        )  # fmt: skip
-        return SimpleNamespace(prompt_token_ids=ids, prompt_logprobs=entries, outputs=[output])
-
-    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
-        from transformers import AutoModelForCausalLM
-
-        assert method == "reload_weights"
-        self.fresh = AutoModelForCausalLM.from_pretrained(kwargs["weights_path"], dtype=torch.float32)
-
-    def reset_prefix_cache(self):
-        if self.resets:
-            self.model = self.fresh
-        return self.resets
 
 
 @pytest.fixture
 def vllm(monkeypatch):
-    module = ModuleType("vllm")
-    module.LLM, module.SamplingParams = LLM, SamplingParams
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    LLM.made.clear()
+    install(monkeypatch)
 
 
 def save(folder: Path, seed=0) -> Path:
@@ -187,6 +113,21 @@ def test_new_weights_are_used_and_nothing_old_is_left(vllm, tmp_path):
         engine.update_weights(new)
 
 
+def test_tensors_in_memory_are_used_and_nothing_old_is_left(vllm, tmp_path):
+    engine = VLLMEngine(save(tmp_path / "m"), dtype="float32")
+    name = engine.fingerprint
+    before = engine.generate(requests(), MEMPO, Sampling(16, 0.0))
+    engine.load_weights(tiny_model(seed=1).named_parameters(), digest="second")
+    after = engine.generate(requests(), MEMPO, Sampling(16, 0.0))
+    cold = make_tiny_engine(seed=1).generate(requests(), MEMPO, Sampling(16, 0.0))
+    assert [g.text for g in after] == [g.text for g in cold] != [g.text for g in before]
+    assert engine.fingerprint.endswith("/second")
+    assert name != engine.fingerprint
+    LLM.made[0].resets = False
+    with pytest.raises(EngineError, match="prefix cache"):
+        engine.load_weights(tiny_model(seed=1).named_parameters(), digest="third")
+
+
 def test_what_goes_wrong_is_named(vllm, tmp_path, monkeypatch):
     engine = VLLMEngine(save(tmp_path / "m"))
     with pytest.raises(ValueError, match="cannot force the protocol's tags"):
@@ -239,6 +180,9 @@ assert [g.response_ids.tolist() for g in made] == [
     g.response_ids.tolist() for g in fresh.generate(asked, mempo, Sampling(32, 0.0))
 ] != greedy
 assert all(np.allclose(a, b, atol=1e-3) for a, b in zip(engine.score(rows), fresh.score(rows), strict=True))
+engine.load_weights(plain.model.named_parameters(), digest="old")
+assert all(np.allclose(a, b, atol=1e-3) for a, b in zip(engine.score(rows), plain.score(rows), strict=True))
+assert [g.response_ids.tolist() for g in engine.generate(asked, mempo, Sampling(32, 0.0))] == greedy
 engine.close()
 print("ALL EQUAL")
 """
@@ -246,7 +190,8 @@ print("ALL EQUAL")
 
 @pytest.mark.peer
 @pytest.mark.slow
-def test_vllm_itself(tmp_path):
+@pytest.mark.parametrize("tied", [False, True])
+def test_vllm_itself(tmp_path, tied):
     """Needs vLLM in this environment, or in that of the interpreter which $MEMPO_VLLM_PYTHON names."""
     python = os.environ.get("MEMPO_VLLM_PYTHON", sys.executable)
     if python == sys.executable and importlib.util.find_spec("vllm") is None:
@@ -269,6 +214,7 @@ def test_vllm_itself(tmp_path):
             bos_token_id=1,
             eos_token_id=2,
             pad_token_id=2,
+            tie_word_embeddings=tied,
         )  # fmt: skip  (head_dim: vLLM's kernels on the CPU know no smaller one)
         folders.append(str(tmp_path / f"m{seed}"))
         AutoModelForCausalLM.from_config(config).float().save_pretrained(folders[-1])

@@ -160,3 +160,25 @@ def test_compact_worlds_need_no_instructions_however_they_are_named(monkeypatch,
     with pytest.raises(SystemExit):
         cli.main()
     assert seen == [instructions]
+
+
+def test_arguments_of_vllm_are_a_table_or_json(monkeypatch, capsys, tmp_path):
+    seen = []
+
+    class Listening:
+        def __init__(self, settings, *_, **__):
+            seen.append((settings.sampler, settings.sampler_options))
+            raise ValueError("enough")
+
+    monkeypatch.setattr("mempo_agents.learners.trainer.Trainer", Listening)
+    config = tmp_path / "vllm.toml"
+    config.write_text('sampler = "vllm"\n[sampler_options]\ngpu_memory_utilization = 0.5\n', encoding="utf-8")
+    out = str(tmp_path / "run")
+    mempo(monkeypatch, capsys, "train", "--out", out, "--config", str(config))
+    words = ("--sampler", "vllm", "--sampler-options", '{"max_model_len": 512}')
+    mempo(monkeypatch, capsys, "train", "--out", out, *words)
+    assert seen == [("vllm", {"gpu_memory_utilization": 0.5}), ("vllm", {"max_model_len": 512})]
+    for text, message in (("[1]", "expected a JSON object"), ("{", "expected JSON")):
+        code, error = mempo(monkeypatch, capsys, "train", "--out", out, "--sampler-options", text)
+        assert code == 2
+        assert message in error
