@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import math
+import subprocess
 import sys
 import tempfile
 import time
@@ -187,7 +189,7 @@ def encoder(device: str) -> str:
 
 @check
 def vllm_engine(device: str) -> str:
-    """vLLM samples and scores as transformers does, and takes over new weights. Last: it takes memory for itself."""
+    """vLLM samples and scores as transformers does, and takes over new weights. Late: it takes memory for itself."""
     _needs("vllm", "vllm")
     from mempo_agents.engines.base import ScoreRow
     from mempo_agents.engines.hf import HFEngine
@@ -222,6 +224,59 @@ def vllm_engine(device: str) -> str:
     _expect(max(gaps) < 0.1, f"log-probabilities differ from transformers' by {max(gaps):.2g}")
     _expect(moved > 0.1, "the new weights changed nothing")
     return f"log p within {max(gaps):.1g} of transformers, also after new weights"
+
+
+@check
+def sharded_training(device: str) -> str:
+    """Two processes that share the weights' training state make the update of one."""
+    import torch
+
+    if device.startswith("cuda") and torch.cuda.device_count() < 2:
+        raise SkipCheck("this machine has one GPU; shards need two")
+    words = ["-m", "mempo_agents.cli", "train", "--shard", "--device", device.partition(":")[0], *_NANO]
+    launch = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    records = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, before in (("one", []), ("two", launch)):
+            out = Path(folder) / name
+            done = subprocess.run([sys.executable, *before, *words, "--out", str(out)], capture_output=True, text=True)
+            _expect(done.returncode == 0, done.stderr[-300:])
+            records.append(json.loads((out / "metrics.jsonl").read_text().splitlines()[0]))
+    one, two = (record["gradient_norm"] for record in records)
+    told = f"gradient norm {one:.4g} in one process, {two:.4g} in two"
+    _expect(one > 0 and abs(one - two) < 0.02 * one, told)
+    return told
+
+
+@check
+def vllm_in_training(device: str) -> str:
+    """vLLM plays with the weights of every update. Last: it stays in this process."""
+    _needs("vllm", "vllm")
+    from mempo_agents.learners.optim import OptimizerSettings
+    from mempo_agents.learners.trainer import Trainer, TrainSettings
+
+    if device == "cpu":
+        raise SkipCheck("this is about the GPU")
+    settings = TrainSettings(
+        model="nano-mempo", dataset="world-compact", instructions="", updates=3, tasks=2, group_size=4, batch_size=8,
+        max_new_tokens=64, evaluate_every=0, optimizer=OptimizerSettings("adamw", lr=1e-3), sampler="vllm",
+        sampler_options={"gpu_memory_utilization": 0.1, "max_model_len": 1024, "enforce_eager": True},
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        run = Trainer(settings, Path(folder), device=device)
+        record = run.run()
+        good = record["mismatch"]
+        run.sampler.engine.load_weights = lambda weights, digest: None  # a push that does nothing must show
+        groups = run.play(3)
+        stale = run.learn(groups, run.credit(groups)[0])["mismatch"]
+    _expect(good < 0.01, f"vLLM's log-probabilities are {good:.2g} from the update's")
+    _expect(stale > 3 * good, f"stale weights do not show: {stale:.2g} against {good:.2g}")
+    return f"log p within {good:.1g} of the update's; {stale:.1g} with stale weights"
+
+
+# Of `mempo train`: one update of the small model, in float32.
+_NANO = ("--model", "nano-mempo", "--dataset", "world-compact", "--updates", "1", "--tasks", "3", "--group-size", "4",
+         "--max-new-tokens", "64", "--evaluate-every", "0")  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -78,6 +78,7 @@ def run(
         typer.Option(parser=_table, metavar="JSON", help="Arguments of vLLM's LLM; in a config a table."),
     ] = {},  # noqa: B006  typer reads it, nothing writes it
     lora_rank: Annotated[int, typer.Option(min=0, help="Train adapters of this rank; 0 trains all weights.")] = 0,
+    shard: Annotated[bool, typer.Option("--shard", help="Processes share the weights' training state (FSDP).")] = False,
     dtype: Annotated[str, typer.Option(help="Weights: float32, bfloat16, float16 or auto.")] = "float32",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is.")] = None,
     evaluate_every: Annotated[int, typer.Option(min=0, help="Updates between evaluations; 0 is never.")] = 10,

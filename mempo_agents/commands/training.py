@@ -57,7 +57,7 @@ def settings_from(options: Mapping[str, Any]) -> Any:
         **{name: o[name] for name in (
             "model", "dtype", "policy", "dataset", "corpus", "split", "eval_split", "objectives", "retriever", "top_k",
             "max_steps", "reward", "estimator", "updates", "tasks", "group_size", "batch_size", "max_new_tokens",
-            "guided", "sampler", "sampler_options", "seed", "warmup", "decay", "lora_rank", "evaluate_every",
+            "guided", "sampler", "sampler_options", "seed", "warmup", "decay", "lora_rank", "shard", "evaluate_every",
             "eval_tasks", "save_every", "collapse",
         )},
         instructions=instructions,

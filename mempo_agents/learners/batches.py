@@ -106,8 +106,15 @@ def response_logits(model: Any, batch: RowBatch) -> Tensor:
     """Logits of the positions that predict the trained tokens: [N, V], in the model's dtype.
 
     Where the model is a decoder with a plain linear head, only those positions pass the head; `has_plain_head` tests
-    it once per model. Right padding needs no attention mask: no real token can see it.
+    it once per model. Right padding needs no attention mask: no real token can see it. A model in shards reads by its
+    own method, around which the shards are gathered.
     """
+    own = getattr(model, "response_logits", None)
+    return plain_response_logits(model, batch) if own is None else own(batch)
+
+
+def plain_response_logits(model: Any, batch: RowBatch) -> Tensor:
+    """`response_logits` of a model that this process holds whole."""
     if has_plain_head(model):
         base = base_model(model)
         hidden_RLD = base.get_decoder()(batch.ids, use_cache=False).last_hidden_state

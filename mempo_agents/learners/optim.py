@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mempo_agents.learners.shards import gather, part_of, whole
 from mempo_env.errors import DataError
 
 
@@ -91,9 +92,9 @@ class MasterOptimizer:
         return gradients
 
     def gradient_norm(self) -> float:
-        """The L2 norm of all gradients, before clipping."""
+        """The L2 norm of all gradients, in all shards, before clipping."""
         norms = [torch.linalg.vector_norm(m.grad) for m in self._masters.values() if m.grad is not None]
-        return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        return float(whole(torch.linalg.vector_norm(torch.stack(norms)))) if norms else 0.0
 
     def step(self, rate: float = 1.0) -> float:
         """One step at `rate` times the learning rates; returns the gradient's norm before clipping.
@@ -122,14 +123,15 @@ class MasterOptimizer:
             weight.grad = None
             self._masters[name].grad = None
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on, master weights included, as plain tensors by name."""
+    def state(self, keep: bool = True) -> dict[str, Tensor]:
+        """Everything that the next step depends on, master weights included, as plain tensors by name: on the CPU, and
+        whole where the weights are in shards; every process must then call it, and `keep` says who needs the result."""
         tensors = {f"master/{name}": master.detach() for name, master in self._masters.items()}
         for optimizer in self._optimizers:
             for name, master in self._masters.items():
                 for key, value in optimizer.state.get(master, {}).items():
                     tensors[f"{key}/{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
-        return tensors
+        return gather(tensors.items(), keep)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state`, into the same model. DataError when a weight is missing or has another shape."""
@@ -141,10 +143,10 @@ class MasterOptimizer:
                 found = "nothing" if saved is None else f"shape {tuple(saved.shape)}"
                 raise DataError(f"The checkpoint has {found} for weight {name!r}, the model {tuple(master.shape)}.")
             with torch.no_grad():
-                master.copy_(saved)
+                master.copy_(part_of(saved, master))
                 self._weights[name].copy_(master)
             owners[id(master)].state[master] = {
-                key.removesuffix(f"/{name}"): value.clone()
+                key.removesuffix(f"/{name}"): part_of(value, master if value.shape == master.shape else value).clone()
                 for key, value in tensors.items()
                 if key.endswith(f"/{name}") and key.partition("/")[2] == name and not key.startswith("master/")
             }

@@ -19,7 +19,10 @@ from mempo_env.errors import MissingExtraError
 
 
 class Processes:
-    """rank: of this process, from 0. count: of all. device: where this one's model belongs."""
+    """rank: of this process, from 0. count: of all. device: where this one's model belongs. sharded: whether each
+    holds a part of the weights, so that a pass through the model takes all of them; see `shards`."""
+
+    sharded = False
 
     def __init__(self, device: str | None = None) -> None:
         self.count = int(os.environ.get("WORLD_SIZE", "1"))

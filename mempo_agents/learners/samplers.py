@@ -110,15 +110,19 @@ def vllm_sampler(
     model: str | None = None,
     dtype: str = "auto",
     options: Mapping[str, Any] | None = None,
+    first: Callable[[], None] | None = None,
 ) -> Sampler:
     """vLLM in this process, with a copy of the weights of `trained`, handed over in memory.
 
     model: the name that the weights were loaded by; None for a model made in memory, which passes through a folder
-    once. options: of `vllm.LLM`; unless they say otherwise, vLLM takes 0.3 of the device's memory.
+    once. options: of `vllm.LLM`; unless they say otherwise, vLLM takes 0.3 of the device's memory. first: called
+    before each push, where `trained` itself is a copy that must be filled.
     """
     engine = _vllm(trained, processes, model, dtype, options or {})
 
     def push(version: int) -> None:
+        if first is not None:
+            first()
         engine.load_weights(plain_weights(trained.model), digest=f"version-{version}")
 
     return Sampler(engine, version, push)

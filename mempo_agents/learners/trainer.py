@@ -36,6 +36,7 @@ from mempo_agents.learners.monitors import CollapseRule, rollout_figures
 from mempo_agents.learners.optim import MasterOptimizer, OptimizerSettings, rate_at
 from mempo_agents.learners.processes import Processes
 from mempo_agents.learners.samplers import Sampler, check_sampler, vllm_sampler
+from mempo_agents.learners.shards import check_shards, copy_weights, shard
 from mempo_agents.learners.update import UpdateSettings, train_rows, update_policy
 from mempo_agents.policies import get_policy
 from mempo_agents.rollout import rollout
@@ -58,6 +59,7 @@ class TrainSettings:
     reward: the environment's, see `mempo_env.rewards`. instructions: the system message, None is the protocol's own and
     "" is none. memory_threshold: see `memory_scores`. lora_rank: 0 trains all weights, else adapters of that rank.
     sampler: "hf" plays with the model in training, "vllm" with a copy in vLLM. sampler_options: of `vllm.LLM`.
+    shard: several processes hold a part of the training state each, see `shards`; one process trains as without it.
     warmup, decay: shares of the run, see `optim.rate_at`. evaluate_every, save_every: in updates, 0 is never.
     eval_tasks: tasks of `eval_split`, each played once at the training temperature. collapse: see `CollapseRule`.
     """
@@ -93,6 +95,7 @@ class TrainSettings:
     warmup: float = 0.0
     decay: float = 0.0
     lora_rank: int = 0
+    shard: bool = False
     evaluate_every: int = 10
     eval_tasks: int = 64
     save_every: int = 10
@@ -104,6 +107,8 @@ class TrainSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}.")
         check_sampler(self.sampler, self.sampler_options, self.guided)
+        if self.shard:
+            check_shards(self.optimizer.kind)
         get_reward(self.reward)  # an unknown name is refused here, before a folder is claimed for this run
         if self.update.temperature <= 0:
             raise ValueError("temperature: expected a positive number; a greedy group is one trajectory, copied.")
@@ -136,13 +141,15 @@ class Trainer:
         for split in (settings.split, *((settings.eval_split,) if settings.evaluate_every else ())):
             check_split(self.dataset, split)
         self.engine = self._engine(model, tokenizer)
-        self.model = self.engine.model
+        self.processes.sharded = settings.shard and self.processes.count > 1
+        self.reference = self._reference() if settings.update.kl_coefficient else None
+        self.model = self._sharded() if self.processes.sharded else self.engine.model
         sampling = Sampling(settings.max_new_tokens, settings.update.temperature, settings.guided)
         self.optimizer = MasterOptimizer(self.model, settings.optimizer)
         self.sampler = self._sampler(None if model is not None else settings.model)
         self.policy = get_policy(settings.policy, self.sampler, sampling, context=settings.context)
+        self.scorer = self.sampler if self.processes.sharded else self.engine  # a model in shards scores nothing
         self._played: int | None = None
-        self.reference = self._reference() if settings.update.kl_coefficient else None
         self.tasks = self._compose(settings.split, settings.seed)
         self.update = 0
         self.best = -math.inf
@@ -185,7 +192,7 @@ class Trainer:
         scores: list[list[MemoryScores] | None] = [None] * len(groups)
         if "scores" in self.estimator.needs:
             flat = [trajectory for group in groups for trajectory in group]
-            rest = memory_scores(flat, self.engine, threshold=self.settings.memory_threshold)
+            rest = memory_scores(flat, self.scorer, threshold=self.settings.memory_threshold)
             for number, group in enumerate(groups):
                 scores[number], rest = rest[: len(group)], rest[len(group) :]
         advantages = [
@@ -318,14 +325,26 @@ class Trainer:
         def version() -> int:
             return self.optimizer.version
 
+        def fill(_: int = 0) -> None:
+            copy_weights(self.model, self.engine.model)
+
+        first = fill if self.processes.sharded else None
         if settings.sampler == "hf":
-            return Sampler(self.engine, version)
+            return Sampler(self.engine, version, first)
         return vllm_sampler(
-            self.engine, version, self.processes, model=model, dtype=settings.dtype, options=settings.sampler_options
-        )
+            self.engine, version, self.processes, model=model, dtype=settings.dtype, options=settings.sampler_options,
+            first=first,
+        )  # fmt: skip
+
+    def _sharded(self) -> Any:
+        """The model to train; the engine keeps a whole copy: on the device, or on the CPU where vLLM has another."""
+        sharded = shard(self.engine.model, self.processes)
+        if self.settings.sampler == "hf":
+            self.engine.model.to(self.processes.device)
+        return sharded
 
     def _reference(self) -> Any:
-        reference = copy.deepcopy(self.model)
+        reference = copy.deepcopy(self.engine.model)
         return reference.requires_grad_(False).eval()
 
     def _tell(self, log: MetricsLog | None, record: dict[str, Any]) -> None:
@@ -338,14 +357,16 @@ class Trainer:
         if record["eval_f1"] > self.best:
             self.best = record["eval_f1"]
             if self.processes.is_main:
-                save_model(self.folder / "best", self.model, self.engine.tokenizer)
+                save_model(self.folder / "best", self.engine.model, self.engine.tokenizer)
 
     def _save(self, finished: bool) -> None:
+        self.sampler.follow()  # with weights in shards, the whole copy is what is saved
+        tensors = self.optimizer.state(keep=self.processes.is_main)
         if self.processes.is_main:
             state = {"finished": finished, "best": self.best if math.isfinite(self.best) else None,
                      "collapse": self.collapse.state(), "kind": "train"}  # fmt: skip
             save_checkpoint(
-                self.folder / "checkpoints", self.update, self.model, self.engine.tokenizer, self.optimizer.state(),
+                self.folder / "checkpoints", self.update, self.engine.model, self.engine.tokenizer, tensors,
                 state, self.settings.keep,
             )  # fmt: skip
         self.processes.wait()

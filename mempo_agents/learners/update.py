@@ -130,6 +130,9 @@ def update_policy(
     return run.figures()
 
 
+_NO_ROW = TrainRow(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_))
+
+
 class _Update:
     """The sums of one update, while it runs."""
 
@@ -148,19 +151,31 @@ class _Update:
 
     def read_beforehand(self, rows: Sequence[TrainRow]) -> tuple[list[np.ndarray] | None, list[np.ndarray] | None]:
         """Old and reference log-probabilities of every row, [T] each, None where they are not needed."""
-        old = self._read(self.model, rows) if self.settings.old_logprobs == "recomputed" else None
+        passes = self._passes([row.length for row in rows]) if self.settings.old_logprobs == "recomputed" else None
+        old = None if passes is None else self._read(self.model, rows, passes)
         if old is not None:
             self._compare(rows, old)
-        return old, None if self.reference is None else self._read(self.reference, rows)
+        if self.reference is None:
+            return old, None
+        passes = micro_batches([row.length for row in rows], self.settings.micro_tokens)
+        return old, self._read(self.reference, rows, passes)
+
+    def _passes(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Which rows each pass through the model reads. With weights in shards a pass takes all processes: those with
+        fewer make up for it with passes that read no row."""
+        passes = micro_batches(lengths, self.settings.micro_tokens)
+        if self.processes.sharded:
+            passes += [[]] * (max(self.processes.gather(len(passes))) - len(passes))
+        return passes
 
     @torch.no_grad()
-    def _read(self, model: Any, rows: Sequence[TrainRow]) -> list[np.ndarray]:
+    def _read(self, model: Any, rows: Sequence[TrainRow], passes: Sequence[Sequence[int]]) -> list[np.ndarray]:
         out: list[np.ndarray] = [np.zeros(0, dtype=np.float32)] * len(rows)
-        for part in micro_batches([row.length for row in rows], self.settings.micro_tokens):
-            batch = collate([rows[i] for i in part], self.device)
+        for part in passes:
+            batch = collate([rows[i] for i in part] or [_NO_ROW], self.device)
             logits = response_logits(model, batch)
             values_RT = batch.spread(self._logprobs(logits, batch))
-            for i, values_T in zip(part, values_RT.cpu().numpy(), strict=True):
+            for i, values_T in zip(part, values_RT[: len(part)].cpu().numpy(), strict=True):
                 out[i] = values_T[: len(rows[i].response_ids)]
         return out
 
@@ -176,10 +191,12 @@ class _Update:
         """One optimizer step on the rows `mine`, together with those of all other processes."""
         scales = self._scales([rows[i] for i in mine])
         loss = 0.0
-        for part in micro_batches([rows[i].length for i in mine], self.settings.micro_tokens) if mine else []:
+        for part in self._passes([rows[i].length for i in mine]):
             chosen = [rows[mine[i]] for i in part]
-            batch = collate(chosen, self.device)
+            batch = collate(chosen or [_NO_ROW], self.device)
             if not len(batch.targets):
+                if self.processes.sharded:  # the other processes wait for this one's part
+                    response_logits(self.model, batch).sum().backward()
                 continue
             before = [row.logprobs if old is None else old[mine[i]] for i, row in zip(part, chosen, strict=True)]
             behind = None if reference is None else [reference[mine[i]] for i in part]
@@ -187,7 +204,9 @@ class _Update:
             part_loss.backward()
             loss += float(part_loss.detach())
             self.tokens += batch.tokens
-        self.processes.add_up(self.optimizer.gather_gradients())
+        gradients = self.optimizer.gather_gradients()
+        if not self.processes.sharded:  # which are added up as they are cut
+            self.processes.add_up(gradients)
         loss = sum(self.processes.gather(loss))
         norm = self.optimizer.gradient_norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
