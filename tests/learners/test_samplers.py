@@ -222,24 +222,45 @@ print("ALL FRESH", good, stale)
 """
 
 
+def vllm_python() -> str:
+    """The interpreter with vLLM: this one, or that which $MEMPO_VLLM_PYTHON names."""
+    python = os.environ.get("MEMPO_VLLM_PYTHON", sys.executable)
+    if python == sys.executable and importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed, and MEMPO_VLLM_PYTHON names no interpreter that has it")
+    return python
+
+
+def run_vllm(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done
+
+
 @pytest.mark.peer
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 def test_vllm_itself_in_the_trainer(tmp_path, rank):
-    """Needs vLLM in this environment, or in that of the interpreter which $MEMPO_VLLM_PYTHON names."""
-    python = os.environ.get("MEMPO_VLLM_PYTHON", sys.executable)
-    if python == sys.executable and importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed, and MEMPO_VLLM_PYTHON names no interpreter that has it")
-    root = Path(__file__).parents[2]
+    python, root = vllm_python(), Path(__file__).parents[2]
     paths = [str(root), str(root / "tests"), str(Path(__file__).parent)]
-    body = REAL.format(paths=paths, folder=str(tmp_path / "run"), rank=rank)
     script = tmp_path / "check.py"
-    script.write_text(body, encoding="utf-8")
-    environment = {
-        **os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }  # fmt: skip
-    for part in ("first", "second"):
-        command = [python, str(script), part]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert "ALL FRESH" in done.stdout, done.stdout[-2000:] + done.stderr[-4000:]
+    script.write_text(REAL.format(paths=paths, folder=str(tmp_path / "run"), rank=rank), encoding="utf-8")
+    run_vllm(python, str(script), "first")
+    assert "ALL FRESH" in run_vllm(python, str(script), "second").stdout
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [("--tasks", "1"), ("--tasks", "3", "--shard")])  # one process has no task; shards
+def test_vllm_itself_in_two_processes(tmp_path, more):
+    run_vllm(
+        vllm_python(), "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "-m", "mempo_agents.cli",
+        "train", "--out", str(tmp_path), "--model", "nano-mempo", "--sampler", "vllm", "--sampler-options",
+        '{"enforce_eager": true, "max_num_seqs": 16, "max_model_len": 1024}', "--updates", "2", "--group-size", "4",
+        "--lr", "1e-3", "--evaluate-every", "0", *more,
+    )  # fmt: skip
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert max(line["mismatch_max"] for line in lines) < 1e-3
