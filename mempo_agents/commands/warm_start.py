@@ -46,7 +46,7 @@ def run(
     from mempo_agents.commands.training import print_record
     from mempo_agents.engines.hf import HFEngine
     from mempo_agents.engines.oracle import Style
-    from mempo_agents.learners.lora import add_adapters
+    from mempo_agents.learners.lora import trainable
     from mempo_agents.learners.optim import OptimizerSettings
     from mempo_agents.learners.warm_start import WarmStartSettings, oracle_rows, reencoded_rows, shards, warm_start
 
@@ -65,7 +65,7 @@ def run(
         f"{len(fitting)} steps to learn from, {len(rows) - len(fitting)} longer than the model's window.", err=True
     )
     chunk, chunks = shards(fitting, epochs=epochs, seed=seed)
-    student = add_adapters(engine.model, lora_rank, seed) if lora_rank else engine.model
+    student = trainable(engine.model, lora_rank, seed, base=engine.model_name)
     settings = WarmStartSettings(
         optimizer=OptimizerSettings(optimizer, lr=lr, matrix_lr=matrix_lr),  # type: ignore[arg-type]
         batch_tokens=batch_tokens,

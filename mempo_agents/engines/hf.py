@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from mempo_agents.engines.adapters import adapter_base, add_saved_adapters, has_tokenizer
 from mempo_agents.engines.base import Generation, Request, Sampling, ScoreRow
 from mempo_agents.engines.loaded import text_config
 from mempo_agents.tokenizers import HFTokenizer
-from mempo_env.errors import DataError, MissingExtraError, UnknownNameError
+from mempo_env.errors import DataError, MempoError, MissingExtraError, UnknownNameError
 from mempo_env.protocols import Protocol as TagProtocol
 from mempo_env.types import Message
 
@@ -22,10 +23,10 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class HFEngine:
     """Any decoder-only attention model with its tokenizer.
 
-    model: a folder, a hub name, an embedded model ("smollm2", or one of `mempo_agents.nano.shipped`) or a loaded one,
-    which then needs `tokenizer`. dtype: "auto" is bfloat16 where the device computes in it, else float32; a loaded
-    model keeps its own. device: by default the GPU where there is one. window_tokens: the longest prompt plus response,
-    by default what the model's configuration allows.
+    model: a folder (of a whole model, or of adapters), a hub name, an embedded model ("smollm2", or one of
+    `mempo_agents.nano.shipped`) or a loaded one, which then needs `tokenizer`. dtype: "auto" is bfloat16 where the
+    device computes in it, else float32; a loaded model keeps its own. device: by default the GPU where there is one.
+    window_tokens: the longest prompt plus response, by default what the model's configuration allows.
 
     Prompts go through the tokenizer's chat template where it has one. A sampled end token belongs to the response ids,
     with empty text. Where the prompt leaves no room in the window, nothing is sampled and an empty response comes back
@@ -167,7 +168,11 @@ def _load(model: str | Path, dtype: str, device: str | None) -> tuple[Any, HFTok
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
         dtype = "bfloat16" if _computes_in_bfloat16(device) else "float32"
+    where = weights_of(model)
+    base = adapter_base(where)
     loaded = _from_pretrained("AutoModelForCausalLM", model, dtype=getattr(torch, dtype))
+    if base is not None:
+        loaded = add_saved_adapters(loaded, where)
     return loaded.to(device), codec
 
 
@@ -179,6 +184,12 @@ def _from_pretrained(auto_class: str, model: str | Path, **kwargs: Any) -> Any:
     from mempo_agents.engines.smollm2 import quiet_transformers
 
     where = weights_of(model)
+    base = adapter_base(where)
+    if base is not None and not (auto_class == "AutoTokenizer" and has_tokenizer(where)):
+        try:
+            return _from_pretrained(auto_class, base, **kwargs)
+        except MempoError as error:
+            raise DataError(f"{where} holds adapters of the model {base!r}, which is needed, too. {error}") from error
     try:
         with quiet_transformers():
             return getattr(transformers, auto_class).from_pretrained(where, **kwargs)

@@ -76,8 +76,13 @@ def _appears_whole(target: Path) -> Iterator[Path]:
 def _write_model(folder: Path, model: Any, tokenizer: Any) -> None:
     from mempo_agents.engines.smollm2 import quiet_transformers
 
+    adapters = bool(getattr(model, "peft_config", None))
+    # Without this, PEFT asks the hub whether the embeddings were resized, at every checkpoint.
+    options = {"save_embedding_layers": False} if adapters else {}
     with quiet_transformers():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, **options)
+        if adapters:  # PEFT's model card, an empty form but for the base's folder on this machine
+            (folder / "README.md").unlink(missing_ok=True)
         tokenizer.save_pretrained(folder)
 
 

@@ -69,8 +69,10 @@ class MasterOptimizer:
              "weight_decay": settings.weight_decay},
             {"params": [self._masters[n] for n in self._masters if n not in matrices], "weight_decay": 0.0},
         ]  # fmt: skip
-        adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.lr, betas=settings.betas)
-        self._optimizers: list[Any] = [adamw]
+        groups = [group for group in groups if group["params"]]  # adapters are matrices, all of them
+        self._optimizers: list[Any] = []
+        if groups:
+            self._optimizers.append(torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas))
         if muon:
             hidden = [self._masters[name] for name in self._masters if name in muon]
             self._optimizers.append(

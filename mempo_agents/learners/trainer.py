@@ -29,7 +29,7 @@ from mempo_agents.engines.hf import HFEngine
 from mempo_agents.learners.checkpoint import checkpoints, load_checkpoint, save_checkpoint, save_model
 from mempo_agents.learners.estimators import Estimator, get_estimator
 from mempo_agents.learners.groups import group_batch
-from mempo_agents.learners.lora import add_adapters
+from mempo_agents.learners.lora import trainable
 from mempo_agents.learners.memory_reward import MemoryScores, memory_scores
 from mempo_agents.learners.metrics_log import MetricsLog
 from mempo_agents.learners.monitors import CollapseRule, rollout_figures
@@ -57,7 +57,8 @@ class TrainSettings:
     model: a folder, a hub name, or a name that `HFEngine` knows. dtype: of the weights; updates are summed in float32
     whatever it is. policy: "react", "mem1" or "mempo". estimator, estimator_options: see `learners.estimators`.
     reward: the environment's, see `mempo_env.rewards`. instructions: the system message, None is the protocol's own and
-    "" is none. memory_threshold: see `memory_scores`. lora_rank: 0 trains all weights, else adapters of that rank.
+    "" is none. memory_threshold: see `memory_scores`. lora_rank: 0 trains all weights, else adapters of that rank; see
+    `learners.lora`.
     sampler: "hf" plays with the model in training, "vllm" with a copy in vLLM. sampler_options: of `vllm.LLM`.
     shard: several processes hold a part of the training state each, see `shards`; one process trains as without it.
     warmup, decay: shares of the run, see `optim.rate_at`. evaluate_every, save_every: in updates, 0 is never.
@@ -314,10 +315,9 @@ class Trainer:
             engine = HFEngine(self.settings.model, dtype=self.settings.dtype, device=str(self.processes.device))
         else:
             engine = HFEngine(model.to(self.processes.device), tokenizer)
-        if not self.settings.lora_rank:
-            return engine
-        adapted = add_adapters(engine.model, self.settings.lora_rank, self.settings.seed)
-        return HFEngine(adapted, engine.codec)
+        base = self.settings.model if model is None else None
+        opened = trainable(engine.model, self.settings.lora_rank, self.settings.seed, base=base)
+        return engine if opened is engine.model else HFEngine(opened, engine.codec)
 
     def _sampler(self, model: str | None) -> Sampler:
         settings = self.settings

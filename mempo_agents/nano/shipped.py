@@ -19,6 +19,7 @@ def weight_names() -> list[str]:
 
 
 def weights_folder(name: str) -> Path | None:
-    """The folder of the embedded model `name`, None when there is none of that name."""
+    """The folder of the embedded model `name`, whole or adapters; None when there is none of that name."""
     folder = FOLDER / name
-    return folder if "/" not in name and (folder / "config.json").is_file() else None
+    files = (folder / "config.json", folder / "adapter_config.json")
+    return folder if "/" not in name and any(file.is_file() for file in files) else None
