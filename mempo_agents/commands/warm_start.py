@@ -11,16 +11,22 @@ import typer
 def run(
     out: Annotated[Path, typer.Option(help="Folder of the run; one that was killed continues.")],
     model: Annotated[str, typer.Option(help="The student: a folder, a hub name, or smollm2.")] = "smollm2",
-    policy: Annotated[str, typer.Option(help="react, mem1 or mempo.")] = "mempo",
+    policy: Annotated[str, typer.Option(help="What to teach: react, mem1, mempo, or several, with commas.")] = "mempo",
     trajectories: Annotated[
         Path | None,
         typer.Option(help="A teacher's trajectories, such as `mempo eval` writes; default: the oracle plays."),
     ] = None,
-    dataset: Annotated[str, typer.Option(help="Data set that the oracle plays.")] = "world",
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Data set that the oracle plays; once for each of several; default: world.")
+    ] = None,
     corpus: Annotated[str | None, typer.Option(help="File of passages to search; default: the dataset's own.")] = None,
-    split: Annotated[str, typer.Option(help="Split that the oracle plays.")] = "train",
+    split: Annotated[
+        str | None, typer.Option(help="Split that the oracle plays; default: the dataset's first.")
+    ] = None,
     objectives: Annotated[int, typer.Option(min=1, help="Questions per task.")] = 2,
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks that the oracle plays.")] = 256,
+    tasks: Annotated[
+        int, typer.Option(min=1, help="Tasks that the oracle plays, of each dataset with each policy.")
+    ] = 256,
     quote: Annotated[bool, typer.Option("--quote", help="The oracle quotes its proofs beside the answers.")] = False,
     terse: Annotated[bool, typer.Option("--terse", help="The oracle writes words instead of sentences.")] = False,
     drop: Annotated[float, typer.Option(min=0.0, max=1.0, help="Chance that it leaves a fact out.")] = 0.0,
@@ -55,10 +61,15 @@ def run(
         rows = reencoded_rows(trajectories, engine.codec)
     else:
         style = Style(quote=quote, terse=terse, drop=drop, verbose=verbose, needless=needless, paraphrase=paraphrase)
-        rows = oracle_rows(
-            policy, engine.codec, dataset=dataset, corpus=corpus, split=split, objectives=objectives, tasks=tasks,
-            style=style, seed=seed,
-        )  # fmt: skip
+        rows = [
+            row
+            for name in _names(policy)
+            for source in dataset or ["world"]
+            for row in oracle_rows(
+                name, engine.codec, dataset=source, corpus=corpus, split=split, objectives=objectives, tasks=tasks,
+                style=style, seed=seed,
+            )
+        ]  # fmt: skip
     window = engine.window_tokens
     fitting = [row for row in rows if window is None or row.length <= window]
     typer.echo(
@@ -79,3 +90,10 @@ def run(
 
     warm_start(student, engine.tokenizer, chunk, chunks, settings, out, watch=watch)
     typer.echo(f"Done. Models: {out / 'checkpoints'}", err=True)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise typer.BadParameter("expected a policy, or several with commas between them.", param_hint="--policy")
+    return names

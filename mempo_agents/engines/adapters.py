@@ -40,7 +40,7 @@ def add_saved_adapters(base: Any, folder: str | Path) -> Any:
     try:
         from peft import PeftModel
     except ImportError as error:
-        raise MissingExtraError("peft", "train", "A folder of adapters") from error
+        raise MissingExtraError("peft", "hf", "A folder of adapters") from error
     from safetensors import SafetensorError
 
     try:

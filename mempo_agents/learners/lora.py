@@ -40,7 +40,7 @@ def add_adapters(model: Any, rank: int, seed: int = 0, *, base: str | None = Non
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise MissingExtraError("peft", "train", "LoRA") from error
+        raise MissingExtraError("peft", "hf", "LoRA") from error
     import torch
 
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")

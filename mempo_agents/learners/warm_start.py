@@ -73,13 +73,17 @@ def oracle_rows(
     objectives: int,
     tasks: int,
     corpus: str | None = None,
-    split: str = "train",
+    split: str | None = None,
     style: Style = PERFECT,
     instructions: str | None = None,
     seed: int = 0,
 ) -> list[TrainRow]:
-    """The steps of the scripted oracle on `tasks` tasks of a data set, counted and encoded by `codec`."""
+    """The steps of the scripted oracle on `tasks` tasks of a data set, counted and encoded by `codec`.
+
+    split: None is the data set's first.
+    """
     loaded = load_dataset(dataset, corpus)
+    split = loaded.splits[0] if split is None else split
     composed = compose(loaded.questions(split), objectives, seed=seed, split=split, name=loaded.name, length=tasks)
     played = rollout(
         get_policy(policy, OracleEngine(codec, style=style)),

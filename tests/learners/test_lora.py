@@ -205,9 +205,9 @@ def test_adapters_that_do_not_fit_or_are_torn_are_named(tmp_path, base):
 def test_without_peft_the_extra_is_named(tmp_path, monkeypatch, base):
     folder = adapters(tmp_path)
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingExtraError, match=r"A folder of adapters needs peft.*mempo-gym\[train\]"):
+    with pytest.raises(MissingExtraError, match=r"A folder of adapters needs peft.*mempo-gym\[hf\]"):
         HFEngine(folder, device="cpu")
-    with pytest.raises(MissingExtraError, match=r"LoRA needs peft.*mempo-gym\[train\]"):
+    with pytest.raises(MissingExtraError, match=r"LoRA needs peft.*mempo-gym\[hf\]"):
         run_of(tmp_path / "run", base)
 
 

@@ -144,6 +144,25 @@ def test_warm_start_teaches_and_continues(monkeypatch, capsys, tmp_path, model):
     assert read_metrics(tmp_path / "metrics.jsonl") == lines
 
 
+def test_one_warm_start_teaches_several_policies_on_several_data_sets(monkeypatch, capsys, tmp_path, model):
+    """As many steps as the four warm starts of one policy on one data set have together, 2 tasks each."""
+    worlds = ("world-compact:size=200", "world:size=300,register=compact")  # the second name has a comma of its own
+
+    def steps(folder: str, policy: str, *datasets: str) -> int:
+        words = ("warm-start", "--out", str(tmp_path / folder), "--model", model, "--tasks", "2", "--objectives", "1",
+                 "--policy", policy, "--terse", "--quote", "--device", "cpu")  # fmt: skip
+        code, error = mempo(monkeypatch, capsys, *words, *(w for name in datasets for w in ("--dataset", name)))
+        assert code == 0, error
+        return int(re.search(r"(\d+) steps to learn from", error)[1])
+
+    alone = [steps(f"{p}-{n}", p, world) for p in ("react", "mempo") for n, world in enumerate(worlds)]
+    assert min(alone) > 0
+    assert steps("all", "react, mempo", *worlds) == sum(alone)
+    code, error = mempo(monkeypatch, capsys, "warm-start", "--out", str(tmp_path / "none"), "--policy", ",")
+    assert code == 2
+    assert "expected a policy" in error
+
+
 @pytest.mark.parametrize(
     ("spec", "instructions"), [("world-compact", ""), ("world:size=200,register=compact", ""), ("world:size=200", None)]
 )
