@@ -163,8 +163,12 @@ def _open(
     folder = Path(source or "")
     options: dict[str, Any] = {"device": device, "placement": placement, "effort": effort, "rerank": rerank}
     if (folder / "corpus" / "manifest.json").exists():
+        import threading
+
+        from mempo_env.retrieval.storage import read_ahead
         from mempo_env.retrieval.store import open_retriever
 
+        threading.Thread(target=read_ahead, args=(folder,), daemon=True).start()
         return open_retriever(folder, kind, **options)
     if kind not in (None, "bm25") or effort is not None or rerank is not None:
         raise typer.BadParameter(f"{source} is no folder that `mempo index` wrote; it can be served with bm25 only.")
