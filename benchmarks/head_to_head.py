@@ -2,9 +2,8 @@
 
 Three tables. The first is played by the scripted oracle, a perfect note-taker: its scores prove the environment, its
 token counts show what each context rule costs. The second is played by the small models that come with the package,
-trained on the compact world and sampled on worlds they have not seen. The third is played by the embedded language
-model, guided, in as many cells as the time allows; a model of 135 million parameters that was never trained on the task
-scores low.
+trained on the compact world and sampled on worlds they have not seen. The third is played by a language model of 135
+million parameters, which adapters taught the protocols but hardly how to read, in as many cells as the time allows.
 
 A run that was interrupted continues. All of it ends up in one page, OUT/report.html. `--record` also writes
 benchmarks/results/head_to_head.json and .md.
@@ -90,7 +89,7 @@ def trained_cells(options: argparse.Namespace) -> dict[str, Any]:
             objectives=TRAINED_OBJECTIVES,
             tasks=options.tasks,
             temperature=1.0,
-            max_new_tokens=options.max_new_tokens,
+            max_new_tokens=96,
             seed=options.seed,
         )
         results = _run(settings, options.out / model, batch_size=options.tasks)
@@ -123,7 +122,7 @@ def language_model_cells(options: argparse.Namespace) -> dict[str, Any]:
         settings = Settings(
             engine="hf",
             model=options.model,
-            guided=True,
+            guided=options.guided,
             objectives=(objectives,),
             tasks=options.model_tasks,
             max_new_tokens=options.max_new_tokens,
@@ -166,9 +165,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder of the runs (default: %(default)s)")
     parser.add_argument("--tasks", type=int, default=32, help="tasks a cell (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", default="smollm2", help="language model: a folder, a hub name, or smollm2")
+    parser.add_argument("--model", default="smollm2-sft", help="language model: a folder, or a name that engines know")
+    parser.add_argument("--guided", action="store_true", help="force the protocol's tags, for an untrained --model")
     parser.add_argument("--model-tasks", type=int, default=4, help="tasks a cell for the model (default: %(default)s)")
-    parser.add_argument("--max-new-tokens", type=int, default=96, help="tokens per response of the model")
+    parser.add_argument("--max-new-tokens", type=int, default=192, help="tokens per response of the model")
     parser.add_argument("--minutes", type=float, default=4.0, help="time for the language model; 0 leaves it out")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/head_to_head.{json,md} too")
     return parser

@@ -85,10 +85,14 @@ def adapters(source: Path, target: Path, options: Any) -> dict[str, Any]:
 
     weights = {name: weight.bfloat16() for name, weight in load_file(source / WEIGHTS).items()}
     save_file(weights, target / WEIGHTS, metadata={"format": "pt"})
+    (target / WEIGHTS).chmod(0o644)
     (target / CONFIG).write_bytes((source / CONFIG).read_bytes())
     wanted = ("policy", "objectives", "tasks", "f1", "em", "format_valid", "steps", "peak_tokens")
     cells = [
-        {"command": results["run"]["command"], **{name: cell[name] for name in wanted if name in cell}}
+        {
+            "command": results["run"]["command"].replace(str(source), options.name),
+            **{name: cell[name] for name in wanted if name in cell},
+        }
         for results in map(read_json, options.results)
         for cell in results["cells"]
     ]

@@ -2,9 +2,10 @@
 
     nano-react, nano-mem1, nano-mempo       taught by the scripted teacher, deliberately short of perfect
     nano-mempo-grpo, nano-mempo-mempo       trained on from nano-mempo by reinforcement, with that estimator
+    smollm2-sft                             adapters of smollm2, taught all three protocols by the scripted teacher
 
-Each folder under `mempo_agents/weights` is an ordinary transformers model with a `card.json`: the command, seed, data
-and curve that made it.
+Each folder under `mempo_agents/weights` is an ordinary transformers model, or adapters as PEFT writes them, with a
+`card.json`: the command, seed, data and curve that made it.
 """
 
 from __future__ import annotations

