@@ -87,10 +87,13 @@ def _plain_dense(folder: Path) -> Any:
 
     from mempo_env.retrieval import storage
     from mempo_env.retrieval.encoders import get_encoder
+    from mempo_env.retrieval.vectors import set_effort
 
     manifest = storage.read_manifest(folder / "dense", "dense")
     encoder = get_encoder(manifest["encoder"]["model"])
     index = faiss.read_index(str(folder / "dense" / "index.faiss"))
+    if manifest["effort"] is not None:
+        set_effort(index, manifest["effort"])  # FAISS' own would probe one list, for another recall than ours
     return lambda queries, k: index.search(encoder.encode_queries(queries), k)
 
 
