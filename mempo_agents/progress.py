@@ -1,10 +1,10 @@
-"""A progress bar on stderr for whatever runs episodes; silent where nobody watches."""
+"""Progress bars on stderr, for whatever runs episodes or trains; silent where nobody watches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,6 +52,48 @@ def episode_bar(console: Console, *, lines: bool = False) -> Iterator[Watch]:
             progress.update(task, description=label, completed=done, total=total)
 
         yield watch
+
+
+@contextmanager
+def training_bar(console: Console, begun: float = 0.0) -> Iterator[Callable[[float, str, str], None]]:
+    """Yield a function of (share of the run that is done, label, figures) that draws a bar with the remaining time on a
+    terminal, and does nothing elsewhere.
+
+    begun: the share that was done when this process began. It is drawn, and does not count for the speed.
+    """
+    if not console.is_terminal:
+        yield lambda done, label, figures: None
+        return
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with _live(console, *columns) as progress:
+        task = progress.add_task("loading" if not begun else "continuing", total=1.0, completed=begun, figures="")
+
+        def watch(done: float, label: str, figures: str) -> None:
+            progress.update(task, completed=done, description=label, figures=figures)
+
+        yield watch
+
+
+def _live(console: Console, *columns: Any) -> Any:
+    """A rich progress display that takes lines on stdout only where stdout is a terminal, too: into a file or a pipe
+    they go as they are. The speed is that of the last hour: an update may take minutes."""
+    import sys
+
+    from rich.progress import Progress
+
+    return Progress(
+        *columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty(), speed_estimate_period=3600
+    )
 
 
 def _line_printer(console: Console) -> Watch:

@@ -20,6 +20,13 @@ def run(
     ] = None,
     eval_tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks per point of the curve.")] = 64,
     evaluate_every: Annotated[int, typer.Option(min=1, help="Updates between points of the curve.")] = 250,
+    track: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to show the figures as well, joined by commas: tensorboard, wandb, trackio; or none. Default: "
+            "tensorboard where it is installed."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights, worlds and order.")] = 0,
 ) -> None:
     """Train a model of about a million parameters to search, remember and answer in the compact world.
@@ -27,8 +34,11 @@ def run(
     A teacher plays, the model learns its steps, and the curve shows the F1 of the model's own episodes on held-out
     tasks with two objectives, sampled. Writes OUT/metrics.jsonl and OUT/checkpoints/step-*/model.
     """
-    from mempo_agents.commands.training import print_record
+    from rich.console import Console
+
+    from mempo_agents.commands.training import figures_of, print_record, record_to_go_on_from, trackers_from
     from mempo_agents.nano.course import CourseSettings, run_course
+    from mempo_agents.progress import training_bar
 
     settings = CourseSettings(
         protocol=protocol,
@@ -40,11 +50,14 @@ def run(
         seed=seed,
     )
 
-    def watch(record: dict[str, Any]) -> None:
-        if record["step"] % 50 == 0 or "eval_f1" in record:
-            print_record(record)
+    with training_bar(Console(stderr=True), record_to_go_on_from(out).get("done", 0.0)) as bar:
 
-    record = run_course(settings, out, watch)
+        def watch(record: dict[str, Any]) -> None:
+            if record["step"] % 50 == 0 or "eval_f1" in record:
+                print_record(record)
+            bar(record["done"], f"update {record['step']}", figures_of(record))
+
+        record = run_course(settings, out, watch, track=trackers_from(track))
     typer.echo(
         f"Done: F1 {record['eval_f1']:.3f} after {record['tokens']:,} tokens. Models: {out / 'checkpoints'}", err=True
     )

@@ -87,6 +87,13 @@ def run(
     collapse: Annotated[
         float, typer.Option(min=0.0, max=0.99, help="Stop below this share of the best format validity.")
     ] = 0.3,
+    track: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to show the figures as well, joined by commas: tensorboard, wandb, trackio; or none. Default: "
+            "tensorboard where it is installed."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of tasks, sampling and adapters.")] = 0,
 ) -> None:
     """Train a language model by reinforcement: groups of episodes, credit, update, evaluation.
@@ -96,14 +103,29 @@ def run(
     torchrun --nproc_per_node 2 -m mempo_agents.cli train --out OUT ...
     """
     options = dict(locals())
-    from mempo_agents.commands.training import merged, print_record, settings_from
+    from rich.console import Console
+
+    from mempo_agents.commands.training import (
+        figures_of,
+        merged,
+        print_record,
+        record_to_go_on_from,
+        settings_from,
+        trackers_from,
+    )
+    from mempo_agents.progress import training_bar
 
     chosen = merged(options, config, ("context", "out", "config"), context)
     settings = settings_from(chosen)
     from mempo_agents.learners.trainer import Trainer
 
-    def watch(record: dict[str, Any]) -> None:
-        print_record(record, settings.updates)
+    total = settings.updates
+    with training_bar(Console(stderr=True), record_to_go_on_from(out).get("step", 0) / total) as bar:
 
-    record = Trainer(settings, out, device=chosen["device"], watch=watch).run()
+        def watch(record: dict[str, Any]) -> None:
+            print_record(record, total)
+            bar(record["step"] / total, f"update {record['step']}/{total}", figures_of(record))
+
+        trackers = trackers_from(chosen["track"])
+        record = Trainer(settings, out, device=chosen["device"], watch=watch, track=trackers).run()
     typer.echo(f"Done: {record.get('stopped') or 'all updates'}. The best model is {out / 'best'}.", err=True)

@@ -1,4 +1,4 @@
-"""What `mempo train`, `warm-start` and `nano` share: options from a TOML file, settings, and lines of progress."""
+"""What `mempo train`, `warm-start` and `nano` share: options from a TOML file, settings, trackers, and progress."""
 
 from __future__ import annotations
 
@@ -73,11 +73,35 @@ def settings_from(options: Mapping[str, Any]) -> Any:
     )  # fmt: skip
 
 
+def trackers_from(text: str | None) -> tuple[str, ...] | None:
+    """The trackers of `--track`: names joined by commas, "none", or None, which leaves it to what is installed."""
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    return () if names == ("none",) else names
+
+
+def record_to_go_on_from(out: Path) -> dict[str, Any]:
+    """The record of the newest checkpoint in a run's folder; {} where a run would begin."""
+    from mempo_agents.learners.checkpoint import checkpoints
+    from mempo_agents.learners.metrics_log import METRICS, read_metrics
+
+    found = checkpoints(out / "checkpoints")
+    if not found or not (out / METRICS).is_file():
+        return {}
+    step = int(found[-1].name.partition("-")[2])
+    return next((record for record in read_metrics(out / METRICS) if record["step"] == step), {})
+
+
 _SHOWN = ("loss", "token_accuracy", "reward_mean", "f1", "format_valid", "entropy", "policy_kl", "eval_f1")
+_ON_THE_BAR = ("loss", "reward_mean", "f1", "eval_f1")
 
 
 def print_record(record: Mapping[str, Any], total: int | None = None) -> None:
     """One line a record: the step, and the figures of it that there are."""
-    figures = "  ".join(f"{name} {record[name]:.3f}" for name in _SHOWN if isinstance(record.get(name), float))
     of = "" if total is None else f"/{total}"
-    typer.echo(f"{record['step']:>6}{of}  {figures}")
+    typer.echo(f"{record['step']:>6}{of}  {figures_of(record, _SHOWN)}")
+
+
+def figures_of(record: Mapping[str, Any], names: Sequence[str] = _ON_THE_BAR) -> str:
+    return "  ".join(f"{name} {record[name]:.3f}" for name in names if isinstance(record.get(name), float))

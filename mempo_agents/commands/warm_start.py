@@ -43,19 +43,31 @@ def run(
     dtype: Annotated[str, typer.Option(help="Weights: auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is.")] = None,
     save_every: Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")] = 50,
+    track: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to show the figures as well, joined by commas: tensorboard, wandb, trackio; or none. Default: "
+            "tensorboard where it is installed."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of tasks, faults and order.")] = 0,
 ) -> None:
     """Teach a language model a protocol: right episodes of a teacher, response tokens only.
 
     Writes OUT/metrics.jsonl and OUT/checkpoints/step-*/model. An interrupted run is continued by the same command.
     """
-    from mempo_agents.commands.training import print_record
+    from rich.console import Console
+
+    from mempo_agents.commands.training import figures_of, print_record, record_to_go_on_from, trackers_from
     from mempo_agents.engines.hf import HFEngine
     from mempo_agents.engines.oracle import Style
     from mempo_agents.learners.lora import trainable
     from mempo_agents.learners.optim import OptimizerSettings
+    from mempo_agents.learners.trackers import usable
     from mempo_agents.learners.warm_start import WarmStartSettings, oracle_rows, reencoded_rows, shards, warm_start
+    from mempo_agents.progress import training_bar
 
+    trackers = usable(trackers_from(track))
     engine = HFEngine(model, dtype=dtype, device=device)
     if trajectories is not None:
         rows = reencoded_rows(trajectories, engine.codec)
@@ -85,10 +97,13 @@ def run(
         save_every=save_every,
     )
 
-    def watch(record: dict[str, Any]) -> None:
-        print_record(record)
+    with training_bar(Console(stderr=True), record_to_go_on_from(out).get("done", 0.0)) as bar:
 
-    warm_start(student, engine.tokenizer, chunk, chunks, settings, out, watch=watch)
+        def watch(record: dict[str, Any]) -> None:
+            print_record(record)
+            bar(record["done"], f"update {record['step']}", figures_of(record))
+
+        warm_start(student, engine.tokenizer, chunk, chunks, settings, out, watch=watch, track=trackers)
     typer.echo(f"Done. Models: {out / 'checkpoints'}", err=True)
 
 

@@ -5,8 +5,7 @@
         trackers.log(record)
 
 FOLDER/trackers.json holds the name of the run in each tracker and the last step that it was given. A run that continues
-goes on in the same one, no step is given twice, and a tracker that is named later gets the steps before. Each package
-is called as it is: a run of wandb and one of trackio have the same `log` and `finish`, so nothing stands in between.
+goes on in the same one, no step is given twice, and a tracker that is named later gets the steps before.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ class Trackers:
         self.folder, self.about = folder, plain(about or {})
         self._runs: dict[str, Any] = {}
         self._failed: set[str] = set()
+        self._known: dict[str, Any] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -67,16 +67,20 @@ class Trackers:
         values = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step" and v == v}
         for name in self.names:
             if name not in self._failed and self._state().get(name, {}).get("step", -1) < step:
-                run = self._runs.get(name) or self._open(name)
-                self._note(name, step=step)  # before it is sent: a kill in between may lose a step, never double it
-                self._try(name, run.log, values, step=step)
+                if name not in self._runs:
+                    self._try(name, self._open, name)
+                if name in self._runs:
+                    self._note(name, step=step)  # before it is sent: a kill in between may lose a step, never double it
+                    self._try(name, self._runs[name].log, values, step=step)
 
-    def _open(self, name: str) -> Any:
+    def _open(self, name: str) -> None:
         known = self._state().get(name, {}).get("run")
         run_id = known or f"{self.folder.resolve().name}-{uuid.uuid4().hex[:8]}"
-        self._runs[name] = TRACKERS[name](self.folder, run_id, self.about)
+        try:
+            self._runs[name] = TRACKERS[name](self.folder, run_id, self.about)
+        except Exception as error:
+            raise DataError(f"The tracker {name} does not start: {error} {_ADVICE.get(name, '')}") from error
         self._note(name, run=run_id)
-        return self._runs[name]
 
     def _try(self, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         try:
@@ -88,8 +92,10 @@ class Trackers:
             )
 
     def _state(self) -> dict[str, Any]:
-        path = self.folder / STATE
-        return read_json(path) if path.exists() else {}
+        if self._known is None:
+            path = self.folder / STATE
+            self._known = read_json(path) if path.exists() else {}
+        return self._known
 
     def _note(self, name: str, **values: Any) -> None:
         state = self._state()
@@ -153,33 +159,40 @@ def _wandb(folder: Path, run_id: str, about: Mapping[str, Any]) -> Any:
     import wandb
 
     settings = wandb.Settings(
-        console="off", disable_code=True, disable_git=True, save_code=False, x_disable_machine_info=True,
+        console="off", host="-", disable_code=True, disable_git=True, save_code=False, x_disable_machine_info=True,
         x_disable_meta=True, x_disable_stats=True, x_save_requirements=False,
     )  # fmt: skip
-    try:
-        return wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT), id=run_id, name=run_id, dir=str(folder),
-            config=dict(about), resume="allow", reinit="create_new", settings=settings,
-        )  # fmt: skip
-    except wandb.errors.Error as error:
-        raise DataError(
-            f"wandb: {error} Log in with `wandb login`, or set WANDB_MODE=offline to keep the figures here."
-        ) from error
+    return wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT), id=run_id, name=run_id, dir=str(folder),
+        config=dict(about), resume="allow", reinit="create_new", settings=settings,
+    )  # fmt: skip
 
 
-def _trackio(folder: Path, run_id: str, about: Mapping[str, Any]) -> Any:
-    """On this machine, where `trackio show` finds it, or in the Space that $TRACKIO_SPACE_ID names."""
-    import trackio
+class _Trackio:
+    """On this machine, where `trackio show` finds it, or in the Space that $TRACKIO_SPACE_ID names. What trackio says
+    on stdout, which belongs to the curve, goes to stderr."""
 
-    with contextlib.redirect_stdout(sys.stderr):  # it greets on stdout, which is the curve's
-        return trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", PROJECT), name=run_id, config=dict(about), resume="allow",
-            embed=False, auto_log_gpu=False, auto_log_cpu=False,
-        )  # fmt: skip
+    def __init__(self, folder: Path, run_id: str, about: Mapping[str, Any]) -> None:
+        import trackio
+
+        self._trackio = trackio
+        with contextlib.redirect_stdout(sys.stderr):
+            self._run = trackio.init(
+                project=os.environ.get("TRACKIO_PROJECT", PROJECT), name=run_id, config=dict(about), resume="allow",
+                embed=False, auto_log_gpu=False, auto_log_cpu=False,
+            )  # fmt: skip
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def finish(self) -> None:
+        with contextlib.redirect_stdout(sys.stderr):
+            self._trackio.finish()
 
 
 TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any]], Any]] = {
     "tensorboard": _Board,
     "wandb": _wandb,
-    "trackio": _trackio,
+    "trackio": _Trackio,
 }
+_ADVICE = {"wandb": "Log in with `wandb login`, or set WANDB_MODE=offline to keep the figures here."}

@@ -37,6 +37,7 @@ from mempo_agents.learners.optim import MasterOptimizer, OptimizerSettings, rate
 from mempo_agents.learners.processes import Processes
 from mempo_agents.learners.samplers import Sampler, check_sampler, vllm_sampler
 from mempo_agents.learners.shards import check_shards, copy_weights, shard
+from mempo_agents.learners.trackers import usable
 from mempo_agents.learners.update import UpdateSettings, train_rows, update_policy
 from mempo_agents.policies import get_policy
 from mempo_agents.rollout import rollout
@@ -119,7 +120,8 @@ class Trainer:
     """One run in one folder. `run` does everything; `play`, `credit` and `learn` are its three parts.
 
     model, tokenizer: a loaded model, instead of the one that the settings name. estimator: an object, instead of the
-    settings' name. watch: called with each record of metrics.jsonl.
+    settings' name. watch: called with each record of metrics.jsonl. track: trackers that get the records as well, see
+    `learners.trackers`.
     """
 
     def __init__(
@@ -132,8 +134,10 @@ class Trainer:
         estimator: Estimator | None = None,
         device: str | None = None,
         watch: Callable[[dict[str, Any]], None] | None = None,
+        track: Sequence[str] | None = None,
     ) -> None:
         self.settings, self.folder, self.watch = settings, folder, watch
+        self.track = usable(track)
         self.estimator = estimator or get_estimator(settings.estimator, **settings.estimator_options)
         if "values" in self.estimator.needs:
             raise ValueError(f"Estimator {self.estimator.name!r} needs a critic's values, which this trainer has not.")
@@ -163,9 +167,9 @@ class Trainer:
         is no number; in both cases the checkpoints and `best` hold good weights.
         """
         if not self.processes.is_main:
-            return self._run()
-        with only_writer(self.folder):
-            return self._run()
+            return self._run(None)
+        with only_writer(self.folder), MetricsLog(self.folder, track=self.track, about=asdict(self.settings)) as log:
+            return self._run(log)
 
     def play(self, update: int) -> list[list[Trajectory]]:
         """This process's groups of that update: one list of `group_size` trajectories a task, by sample."""
@@ -236,9 +240,8 @@ class Trainer:
         names = ("reward_mean", "f1", "em", "all_correct", "format_valid", "steps", "response_tokens")
         return {f"eval_{name}": figures[name] for name in names}
 
-    def _run(self) -> dict[str, Any]:
+    def _run(self, log: MetricsLog | None) -> dict[str, Any]:
         settings = self.settings
-        log = MetricsLog(self.folder, tensorboard=True) if self.processes.is_main else None
         self._claim()
         finished = self._resume()
         if log is not None:

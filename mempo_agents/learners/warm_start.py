@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -139,19 +139,22 @@ def warm_start(
     watch: Callable[[dict[str, Any]], None] | None = None,
     stop: Callable[[dict[str, Any]], bool] | None = None,
     processes: Processes | None = None,
+    track: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Trains `model` on chunk(0) ... chunk(chunks - 1), writing checkpoints and metrics.jsonl into `folder`.
 
     Continues from the newest checkpoint in `folder` if there is one. evaluate: called every `evaluate_every` updates
     and at the end; what it returns is logged. stop: asked after each evaluation with the record; True ends the run
     there. processes: several share the rows of each update; the weights agree with one process's up to rounding, and
-    bit for bit with another run of as many. Returns the last record. Raises FloatingPointError when the loss is no
+    bit for bit with another run of as many. track: trackers that get the records as well, see `learners.trackers`.
+    Returns the last record. Raises FloatingPointError when the loss is no
     number, after which the newest checkpoint still holds good weights.
     """
-    run = _Run(model, tokenizer, settings, folder, evaluate, watch, stop, processes or Processes())
+    log = MetricsLog(folder, track=track, about=asdict(settings))
+    run = _Run(model, tokenizer, settings, folder, evaluate, watch, stop, processes or Processes(), log)
     if not run.processes.is_main:
         return run.go(chunk, chunks)
-    with only_writer(folder):
+    with only_writer(folder), log:
         return run.go(chunk, chunks)
 
 
@@ -165,6 +168,7 @@ class _Run:
     watch: Callable[[dict[str, Any]], None] | None
     stop: Callable[[dict[str, Any]], bool] | None
     processes: Processes
+    log: MetricsLog
     step: int = 0
     chunk: int = 0
     batch: int = 0
@@ -173,7 +177,6 @@ class _Run:
 
     def go(self, chunk: Chunk, chunks: int) -> dict[str, Any]:
         self.optimizer = MasterOptimizer(self.model, self.settings.optimizer)
-        self.log = MetricsLog(self.folder)
         finished = self._resume()
         if finished:
             return self.log.last()
@@ -186,6 +189,7 @@ class _Run:
                 done = (self.chunk + self.batch / len(batches)) / chunks
                 record = self._update(batches[self.batch], done)
                 self.batch += 1
+                record["done"] = (self.chunk + self.batch / len(batches)) / chunks
                 last = self.chunk == chunks - 1 and self.batch == len(batches)
                 due = self.evaluate is not None and self.step % self.settings.evaluate_every == 0
                 if self.evaluate is not None and (due or last):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,11 @@ class CourseSettings:
 
 
 def run_course(
-    settings: CourseSettings, folder: Path, watch: Callable[[dict[str, Any]], None] | None = None
+    settings: CourseSettings,
+    folder: Path,
+    watch: Callable[[dict[str, Any]], None] | None = None,
+    *,
+    track: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Trains in `folder`, continuing what is there, and returns the last record of its metrics.jsonl.
 
@@ -90,6 +94,7 @@ def run_course(
         evaluate=lambda: measure(engine, settings.protocol, tasks=settings.eval_tasks),
         watch=watch,
         stop=None if settings.stop_at is None else lambda record: record["eval_f1"] >= settings.stop_at,
+        track=track,
     )
 
 

@@ -201,3 +201,44 @@ def test_arguments_of_vllm_are_a_table_or_json(monkeypatch, capsys, tmp_path):
         code, error = mempo(monkeypatch, capsys, "train", "--out", out, "--sampler-options", text)
         assert code == 2
         assert message in error
+
+
+def test_a_bar_on_the_terminal_and_the_lines_in_the_pipe(tmp_path, model):
+    """stderr is a terminal, stdout a file: the bar goes to one, every line of the curve to the other."""
+    import os
+    import pty
+    import subprocess
+    import sys
+
+    ours, theirs = pty.openpty()
+    words = ("train", "--out", str(tmp_path / "run"), "--model", model, *SMALL, "--estimator", "grpo", "--updates", "3")
+    command = [sys.executable, "-m", "mempo_agents.cli", *words, "--evaluate-every", "0", "--track", "none"]
+    environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+    with (tmp_path / "curve").open("w") as curve:
+        process = subprocess.Popen(command, stdout=curve, stderr=theirs, env=environment)
+    os.close(theirs)
+    seen = b""
+    try:
+        while part := os.read(ours, 1 << 16):
+            seen += part
+    except OSError:  # the other end is closed
+        pass
+    assert process.wait(timeout=120) == 0, seen[-2000:]
+    lines = (tmp_path / "curve").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["1/3", "2/3", "3/3"]
+    assert "update 2/3" in re.sub(r"\x1b\[[0-9;]*m", "", seen.decode()), seen
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+def test_where_a_run_goes_on_is_read_from_its_newest_checkpoint(tmp_path):
+    from mempo_agents.commands.training import record_to_go_on_from
+
+    assert record_to_go_on_from(tmp_path) == {}
+    text = "".join(f'{{"step": {step}, "done": {step / 4}}}\n' for step in (1, 2, 3))
+    (tmp_path / "metrics.jsonl").write_text(text, encoding="utf-8")
+    assert record_to_go_on_from(tmp_path) == {}, "without a checkpoint it begins anew"
+    for step in (1, 2):
+        folder = tmp_path / "checkpoints" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}", encoding="utf-8")
+    assert record_to_go_on_from(tmp_path) == {"step": 2, "done": 0.5}
