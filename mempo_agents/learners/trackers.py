@@ -62,9 +62,9 @@ class Trackers:
             self.log(record)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """The record's numbers, to each tracker that has not had its step."""
+        """The record's numbers, to each tracker that has not had its step. Unknown is None, as in metrics.jsonl."""
         step = record["step"]
-        values = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step" and v == v}
+        values = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
         for name in self.names:
             if name not in self._failed and self._state().get(name, {}).get("step", -1) < step:
                 if name not in self._runs:

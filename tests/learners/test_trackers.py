@@ -237,6 +237,7 @@ def test_wandb_itself(tmp_path):
             if record.HasField("run"):
                 names.add(record.run.run_id)
                 assert record.run.host == "-"
+                assert record.run.resume, "online, the run goes on where there is one"
                 settings |= {item.key: json.loads(item.value_json) for item in record.run.config.update if item.key}
             if record.HasField("history"):
                 items = {".".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
