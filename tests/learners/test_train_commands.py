@@ -226,7 +226,8 @@ def test_a_bar_on_the_terminal_and_the_lines_in_the_pipe(tmp_path, model):
     assert process.wait(timeout=120) == 0, seen[-2000:]
     lines = (tmp_path / "curve").read_text().splitlines()
     assert [line.split()[0] for line in lines] == ["1/3", "2/3", "3/3"]
-    assert "update 2/3" in re.sub(r"\x1b\[[0-9;]*m", "", seen.decode()), seen
+    # The bar is drawn ten times a second, so quick updates may be passed over; the last is always drawn.
+    assert "update 3/3" in re.sub(r"\x1b\[[0-9;]*m", "", seen.decode()), seen
     assert not (tmp_path / "run" / "tensorboard").exists()
 
 
