@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from mempo_agents.engines.adapters import adapter_base, add_saved_adapters, has_tokenizer
 from mempo_agents.engines.base import Generation, Request, Sampling, ScoreRow
+from mempo_agents.engines.hub import hub_options
 from mempo_agents.engines.loaded import text_config
 from mempo_agents.tokenizers import HFTokenizer
 from mempo_env.errors import DataError, MempoError, MissingExtraError, UnknownNameError
@@ -149,6 +151,14 @@ def weights_of(model: str | Path) -> str | Path:
     return smollm2_dir() if str(model) == NAME else (weights_folder(str(model)) or model)
 
 
+def embedded_names() -> list[str]:
+    """The models that `weights_of` knows."""
+    from mempo_agents.engines.smollm2 import NAME
+    from mempo_agents.nano.shipped import FOLDER
+
+    return sorted({NAME, *(path.parent.name for path in FOLDER.glob("*/*config.json"))})
+
+
 def end_ids_of(*sources: Any) -> frozenset[int]:
     """Every id that ends a response: those of generation configs (there may be several) and the tokenizer's own."""
     found: set[int] = set()
@@ -177,13 +187,16 @@ def _load(model: str | Path, dtype: str, device: str | None) -> tuple[Any, HFTok
 
 
 def _from_pretrained(auto_class: str, model: str | Path, **kwargs: Any) -> Any:
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise MissingExtraError("transformers and torch", "hf", "A language model")
+    where = weights_of(model)
+    options = hub_options(where, embedded_names())  # before torch is imported: a wrong name fails at once
     try:
         import transformers
     except ImportError as error:
         raise MissingExtraError("transformers and torch", "hf", "A language model") from error
     from mempo_agents.engines.smollm2 import quiet_transformers
 
-    where = weights_of(model)
     base = adapter_base(where)
     if base is not None and not (auto_class == "AutoTokenizer" and has_tokenizer(where)):
         try:
@@ -192,7 +205,7 @@ def _from_pretrained(auto_class: str, model: str | Path, **kwargs: Any) -> Any:
             raise DataError(f"{where} holds adapters of the model {base!r}, which is needed, too. {error}") from error
     try:
         with quiet_transformers():
-            return getattr(transformers, auto_class).from_pretrained(where, **kwargs)
+            return getattr(transformers, auto_class).from_pretrained(where, **kwargs, **options)
     except (OSError, ValueError) as error:
         raise DataError(
             f"Could not load the language model {str(model)!r}: expected a folder with a transformers model, a hub "

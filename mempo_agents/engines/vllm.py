@@ -57,12 +57,18 @@ class VLLMEngine:
             import vllm
         except ImportError as error:
             raise MissingExtraError("vllm", "vllm", "The engine 'vllm'") from error
+        from mempo_agents.engines.adapters import adapter_base
         from mempo_agents.engines.hf import end_ids_of, weights_of
 
         self.model_name = str(model)
         self.codec = as_codec(model if tokenizer is None else tokenizer)
         self.tokenizer_name = self.codec.name
         self.weights: str | Path = weights_of(model)
+        if (base := adapter_base(self.weights)) is not None:
+            raise DataError(
+                f"{self.model_name} holds adapters of {base!r}, and vLLM is given whole models here: merge them first "
+                "(docs/training.md says how), or take the engine 'hf'."
+            )
         if window_tokens is not None:
             options["max_model_len"] = window_tokens + 1
         try:
