@@ -1,11 +1,12 @@
 """A credit rule of your own in thirty lines: reward the memory in proportion to how short it is kept.
 
-python examples/custom_learner.py
-mempo train works with it, too, from Python: Trainer(settings, folder, estimator=get_estimator("brief", weight=0.2))
+python examples/custom_learner.py [--updates 5]
+mempo train --plugin examples/custom_learner.py --estimator brief --out out/brief
 """
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -29,15 +30,23 @@ def brief(batch: GroupBatch, *, weight: float = 0.1) -> TokenAdvantages:
     return spread(batch, outcome_G, memory_advantages(rewards_GS), weight=weight)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--updates", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=None, help="folder of the run; default: a new one")
+    options = parser.parse_args()
     settings = TrainSettings(
         model="nano-mempo", dataset="world-compact", instructions="", reward="f1", max_new_tokens=96,
-        estimator="brief", estimator_options={"weight": 0.2}, updates=5, tasks=4, group_size=8, evaluate_every=0,
-        optimizer=OptimizerSettings("muon", lr=1e-4, matrix_lr=5e-4),
+        estimator="brief", estimator_options={"weight": 0.2}, updates=options.updates, tasks=4, group_size=8,
+        evaluate_every=0, optimizer=OptimizerSettings("muon", lr=1e-4, matrix_lr=5e-4),
     )  # fmt: skip
     print("Estimator:", get_estimator("brief").description)
-    folder = Path(mkdtemp())
+    folder = options.out or Path(mkdtemp())
     Trainer(
         settings, folder, watch=lambda r: print(r["step"], f"F1 {r['f1']:.3f}, {r['response_tokens']:.1f} tokens")
     ).run()
     print("Written:", folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -41,6 +41,7 @@ PREFERRED_SPLITS = ("test", "dev", "validation")
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What decides the numbers of an evaluation. `mempo eval --help` explains each; units and defaults are the same.
+    plugin: what the command imported before, for the record; it is not imported here.
 
     Raises ValueError where a value is out of range, and UnknownNameError for a policy that does not exist.
     """
@@ -66,6 +67,7 @@ class Settings:
     max_new_tokens: int = 256
     temperature: float = 0.0
     guided: bool = False
+    plugin: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.policies:
@@ -93,6 +95,9 @@ class Settings:
         for name, value in asdict(self).items():
             if value != defaults[name]:
                 option = "--" + name.replace("_", "-")
+                if name == "plugin":
+                    words += [word for one in value for word in (option, one)]
+                    continue
                 text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
                 words += [option] if value is True else [option, text]
         return shlex.join(words)
@@ -141,6 +146,8 @@ class _Bench:
     def describe(self) -> dict[str, Any]:
         """`run`: everything needed to run it again, and to tell whether another run is the same one."""
         arguments = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.settings).items()}
+        if not self.settings.plugin:  # so that a run from before there were plugins goes on
+            del arguments["plugin"]
         return {
             "command": self.settings.command(),
             "arguments": arguments,

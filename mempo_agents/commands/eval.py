@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from mempo_agents.commands.plugins import HELP, load_plugins
+
 
 def run(
     out: Annotated[Path, typer.Option(help="Folder for results.json and trajectories.jsonl; a started run continues.")],
@@ -52,6 +54,7 @@ def run(
     guided: Annotated[
         bool, typer.Option("--guided", help="Force the protocol's tags and sample only between them; results say so.")
     ] = False,
+    plugin: Annotated[list[str] | None, typer.Option(help=HELP)] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Episodes at a time; decides the speed only.")] = 16,
 ) -> None:
     """Evaluate policies over numbers of objectives, and print the table.
@@ -65,6 +68,7 @@ def run(
     from mempo_agents.progress import episode_bar
     from mempo_agents.results_table import print_results
 
+    load_plugins(plugin)
     settings = Settings(
         policies=tuple(_names(policies)),
         engine=engine,
@@ -87,6 +91,7 @@ def run(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         guided=guided,
+        plugin=tuple(plugin or ()),
     )
     with episode_bar(Console(stderr=True)) as watch:
         results = evaluate(settings, out, batch_size=batch_size, watch=watch)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mempo_agents.commands.plugins import HELP, load_plugins
+
 if TYPE_CHECKING:
     from mempo_env.env import SearchQAEnv
     from mempo_env.types import Task
@@ -34,8 +36,10 @@ def run(
     max_steps: Annotated[int | None, typer.Option(min=1, help="Steps; default: 4 x objectives + 4.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per response of a language model.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    plugin: Annotated[list[str] | None, typer.Option(help=HELP)] = None,
 ) -> None:
     """Play an episode step by step, or watch a policy play it. Works with piped input too."""
+    load_plugins(plugin)
     from mempo_env.tasks import load_dataset
 
     arguments: dict[str, Any] = {

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from mempo_agents.commands.plugins import HELP, load_plugins
+
 
 def _table(text: Any) -> dict[str, Any]:
     try:
@@ -87,6 +89,7 @@ def run(
     collapse: Annotated[
         float, typer.Option(min=0.0, max=0.99, help="Stop below this share of the best format validity.")
     ] = 0.3,
+    plugin: Annotated[list[str] | None, typer.Option(help=HELP)] = None,
     track: Annotated[
         str | None,
         typer.Option(
@@ -116,6 +119,7 @@ def run(
     from mempo_agents.progress import training_bar
 
     chosen = merged(options, config, ("context", "out", "config"), context)
+    load_plugins(chosen["plugin"])
     settings = settings_from(chosen)
     from mempo_agents.learners.trainer import Trainer
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from mempo_agents.commands.plugins import HELP, load_plugins
+
 
 def run(
     out: Annotated[Path, typer.Option(help="Folder of the run; one that was killed continues.")],
@@ -43,6 +45,7 @@ def run(
     dtype: Annotated[str, typer.Option(help="Weights: auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is.")] = None,
     save_every: Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")] = 50,
+    plugin: Annotated[list[str] | None, typer.Option(help=HELP)] = None,
     track: Annotated[
         str | None,
         typer.Option(
@@ -67,6 +70,7 @@ def run(
     from mempo_agents.learners.warm_start import WarmStartSettings, oracle_rows, reencoded_rows, shards, warm_start
     from mempo_agents.progress import training_bar
 
+    load_plugins(plugin)
     trackers = usable(trackers_from(track))
     engine = HFEngine(model, dtype=dtype, device=device)
     if trajectories is not None:
