@@ -25,12 +25,14 @@ FOLDERS = ("mempo_env", "mempo_agents", "benchmarks", "examples", "scripts")
 def environment_page() -> str:
     """For each environment class its ids, the arguments that each id fixes, and its docstring."""
     ids: dict[type, list[str]] = {}
-    for name in mempo_env.ENV_IDS:
+    for name in [*mempo_env.ENV_IDS, *(name for name in gym.registry if name.startswith("MemPO-"))]:
         spec = gym.spec(name)
         module, _, cls_name = str(spec.entry_point).partition(":")
         fixed = ", ".join(f"{key}={value!r}" for key, value in spec.kwargs.items())
         cls = getattr(importlib.import_module(module), cls_name)
-        ids.setdefault(cls, []).append(f"- `{name}`" + (f": `{fixed}`" if fixed else ""))
+        line = f"- `{name}`" + (f": `{fixed}`" if fixed else "")
+        if line not in ids.setdefault(cls, []):
+            ids[cls].append(line)
     parts = ["# Environments", "", "Made from the docstrings by `make docs`.", ""]
     for cls, names in ids.items():
         text = inspect.cleandoc(cls.__doc__ or "")

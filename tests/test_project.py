@@ -175,3 +175,19 @@ def test_licence_is_apache() -> None:
     assert "Apache License" in text
     assert "Version 2.0, January 2004" in text
     assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_every_environment_and_example_explains_itself(make_docs: ModuleType) -> None:
+    import subprocess
+    import sys
+
+    import gymnasium as gym
+
+    page = make_docs.environment_page()
+    ids = [name for name in gym.registry if name.startswith("MemPO-")]
+    assert len(ids) >= 3
+    assert all(page.count(f"- `{name}`") == 1 for name in ids)
+    for example in (ROOT / "examples").glob("*.py"):
+        said = subprocess.run([sys.executable, str(example), "--help"], capture_output=True, text=True, timeout=60)
+        assert said.returncode == 0, said.stderr
+        assert said.stdout.startswith("usage:"), example

@@ -15,16 +15,21 @@ from mempo_env.errors import DataError, UnknownNameError
 def merged(options: Mapping[str, Any], config: Path | None, skip: Sequence[str], context: Any = None) -> dict[str, Any]:
     """The options, with those of `config` wherever the command line left the default. context: typer's; None takes all.
 
-    Raises DataError for a file that is no TOML, UnknownNameError for a key that is no option, and DataError for a value
-    of another kind than the option's.
+    Raises DataError for a file that cannot be read, is no TOML, or gives an option another kind of value than its own,
+    and UnknownNameError for a key that is no option.
     """
     chosen = {name: value for name, value in options.items() if name not in skip}
     if config is None:
         return chosen
     try:
         given = tomllib.loads(config.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{config}: expected TOML: {error}") from error
+    except OSError as error:
+        raise DataError(
+            f"--config {config}: expected a TOML file with options of this command, such as updates = 100; it "
+            f"cannot be read: {error.strerror}."
+        ) from error
     for name, value in given.items():
         if name not in chosen:
             raise UnknownNameError(f"option in {config}", name, chosen)

@@ -18,11 +18,13 @@ from mempo_agents.nano.tokenizer import nano_tokenizer
 from mempo_agents.policies import get_policy
 from mempo_agents.rollout import rollout
 from mempo_agents.tokenizers import HFTokenizer
-from mempo_env.errors import DataError
+from mempo_env.errors import DataError, UnknownNameError
 from mempo_env.tasks import compose
 from mempo_env.tasks.world import World
 
 MAX_NEW_TOKENS = 96
+# What the teacher plays and the tokenizer spells.
+TAUGHT = ("mempo", "mem1", "react")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,10 @@ class CourseSettings:
     matrix_lr: float = 0.01
     batch_tokens: int = 2048
     save_every: int = 125
+
+    def __post_init__(self) -> None:
+        if self.protocol not in TAUGHT:
+            raise UnknownNameError("protocol for a nano model", self.protocol, TAUGHT)
 
 
 def run_course(

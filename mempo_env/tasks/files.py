@@ -180,7 +180,8 @@ class FileDataset:
 
     def _bad(self, reasons: Counter[str], rows: Rows, row: Row, error: BadRowError) -> None:
         if not self._skip:
-            raise DataError(f'{rows.source}: {row.place}: {error}. on_bad="skip" leaves such rows out and counts them.')
+            advice = 'Mend or remove the row; in Python, load_dataset(..., on_bad="skip") leaves such rows out.'
+            raise DataError(f"{rows.source}: {row.place}: {error}. {advice}")
         reasons[error.reason] += 1
 
     def _load_corpus(self) -> _Corpus:

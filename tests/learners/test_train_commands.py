@@ -243,3 +243,33 @@ def test_where_a_run_goes_on_is_read_from_its_newest_checkpoint(tmp_path):
         folder.mkdir(parents=True)
         (folder / "state.json").write_text("{}", encoding="utf-8")
     assert record_to_go_on_from(tmp_path) == {"step": 2, "done": 0.5}
+
+
+def test_a_config_that_cannot_be_read_is_named(monkeypatch, capsys, tmp_path):
+    for path in (tmp_path / "nosuch.toml", tmp_path):
+        code, error = mempo(monkeypatch, capsys, "train", "--out", str(tmp_path / "run"), "--config", str(path))
+        assert code == 2
+        assert f"--config {path}: expected a TOML file with options of this command" in error
+    (tmp_path / "latin.toml").write_bytes(b'reward = "caf\xe9"\n')
+    code, error = mempo(
+        monkeypatch, capsys, "train", "--out", str(tmp_path / "run"), "--config", str(tmp_path / "latin.toml")
+    )
+    assert (code, "expected TOML" in error) == (2, True)
+
+
+def test_nano_names_the_protocols_that_it_can_teach(monkeypatch, capsys, tmp_path):
+    code, error = mempo(monkeypatch, capsys, "nano", "--out", str(tmp_path / "run"), "--protocol", "mempp")
+    assert code == 2
+    assert "Unknown protocol for a nano model 'mempp'. Did you mean 'mempo'? Known: mem1, mempo, react." in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_nano_in_little_writes_its_curve(monkeypatch, capsys, tmp_path):
+    words = ("nano", "--out", str(tmp_path), "--tokens", "65536", "--eval-tasks", "1", "--track", "none")
+    code, error = mempo(monkeypatch, capsys, *words)
+    assert code == 0, error
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert lines[-1]["done"] == 1.0
+    assert [line["done"] for line in lines] == sorted(line["done"] for line in lines)
+    assert lines[0]["done"] == pytest.approx(1 / len(lines))
+    assert "Done: F1" in error
