@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from mempo_env.errors import DataError
 from mempo_env.json_files import read_json, write_json
 
-__all__ = ["RESULTS", "TRAJECTORIES", "only_writer", "read_json", "write_json"]
+__all__ = ["RESULTS", "SETTINGS", "TRAJECTORIES", "claim", "only_writer", "read_json", "write_json"]
 
 RESULTS = "results.json"
+SETTINGS = "settings.json"
 TRAJECTORIES = "trajectories.jsonl"
+
+
+def claim(path: Path, mine: Mapping[str, Any], default: Mapping[str, Any] | None = None) -> None:
+    """Write down in the file `path` what this run is, or check that its folder holds the same one.
+
+    default: values that a file from before they were known stands for. Raises DataError for another run.
+    """
+    mine = json.loads(json.dumps(dict(mine)))
+    if not path.exists():
+        write_json(path, mine)
+        return
+    theirs = {**json.loads(json.dumps(dict(default or {}))), **read_json(path)}
+    changed = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+    if changed:
+        named = ", ".join(changed) if len(changed) <= 8 else f"{', '.join(changed[:6])} and {len(changed) - 6} more"
+        raise DataError(
+            f"{path.parent} holds another run, with other {named}. Name another folder, or give that run's settings to "
+            "continue it."
+        )
 
 
 @contextmanager

@@ -10,6 +10,7 @@ It is written under another name, forced to disk, and moved in place. Nothing in
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -25,6 +26,7 @@ from mempo_env.errors import DataError
 
 SCHEMA_VERSION = 1
 MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
+_PART = ".part-"
 _NAME = re.compile(r"step-(\d{8})")
 
 
@@ -33,7 +35,7 @@ def save_checkpoint(
 ) -> Path:
     """Writes `step-<step>` in `folder` and removes all but the newest `keep` checkpoints.
 
-    Where the disk is full the part that was written is removed, the error is raised, and older checkpoints stay.
+    Where the disk is full the part that was written is removed, OSError is raised, and older checkpoints stay.
     """
     from safetensors.torch import save_file
 
@@ -56,21 +58,32 @@ def save_model(target: Path, model: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def _appears_whole(target: Path) -> Iterator[Path]:
-    """A folder to write into. It is forced to disk and takes the place of `target`, or is removed where that fails."""
+    """A folder to write into. It is forced to disk and takes the place of `target`, or is removed where that fails.
+
+    What a killed writer left goes first: one process writes here at a time.
+    """
+    from safetensors import SafetensorError
+
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=".part-", dir=target.parent))
+    for left in target.parent.glob(f"{_PART}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=_PART, dir=target.parent))
     try:
         yield part
         for path in (*part.rglob("*"), part):
             _sync(path)
         part.chmod(0o755)
         if target.exists():
-            shutil.rmtree(target)
+            target.rename(Path(tempfile.mkdtemp(prefix=_PART, dir=target.parent)) / "old")
         part.replace(target)
         _sync(target.parent)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        text = f"{reason}. What was saved before is whole: make room, and give the same command again"
+        raise OSError(getattr(error, "errno", None) or errno.EIO, text, str(target)) from error
+    finally:
+        for left in target.parent.glob(f"{_PART}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _write_model(folder: Path, model: Any, tokenizer: Any) -> None:
@@ -92,11 +105,11 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for path in found if (path / STATE).is_file()]
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(state, tensors) of one checkpoint.
+def load_checkpoint(path: Path, kind: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(state, tensors) of one checkpoint. kind: what its state must say of itself, where it says anything.
 
     Raises DataError where it cannot be read or its tensors are not those that were written; the message says which
-    folder to remove to fall back on the one before.
+    folder to remove to fall back on the one before. DataError, too, for a checkpoint of another kind.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -106,11 +119,14 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         state = read_json(path / STATE)
         if state.get("schema_version") != SCHEMA_VERSION:
             raise DataError(f"expected schema version {SCHEMA_VERSION}, got {state.get('schema_version')!r}.")
-        if _checksum(path / OPTIMIZER) != state["checksum"]:
+        if _checksum(path / OPTIMIZER) != state.get("checksum"):
             raise DataError(f"{OPTIMIZER} is not the file that was written.")
-        return state, load_file(path / OPTIMIZER)
-    except (OSError, SafetensorError, DataError) as error:
+        tensors = load_file(path / OPTIMIZER)
+    except (OSError, SafetensorError, ValueError) as error:  # ValueError: DataError, and bytes that are no text
         raise DataError(f"{path}: unreadable checkpoint: {error} {advice}") from error
+    if kind is not None and state.get("kind", kind) != kind:
+        raise DataError(f"{path}: expected a checkpoint of {kind}, got one of {state['kind']}. Name another folder.")
+    return state, tensors
 
 
 def _checksum(path: Path) -> str:

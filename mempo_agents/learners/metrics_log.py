@@ -37,8 +37,12 @@ class MetricsLog:
 
     def write(self, record: Mapping[str, Any]) -> None:
         clean = {name: _clean(value) for name, value in record.items()}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(clean, allow_nan=False) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(clean, allow_nan=False) + "\n")
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
         self._trackers.log(clean)
 
     def cut(self, step: int) -> None:

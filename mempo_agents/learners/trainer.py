@@ -16,7 +16,6 @@ random state, and a run that was killed goes on as if nothing had happened, bit 
 from __future__ import annotations
 
 import copy
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,14 +40,12 @@ from mempo_agents.learners.trackers import usable
 from mempo_agents.learners.update import UpdateSettings, train_rows, update_policy
 from mempo_agents.policies import get_policy
 from mempo_agents.rollout import rollout
-from mempo_agents.run_folder import only_writer, read_json, write_json
+from mempo_agents.run_folder import SETTINGS, claim, only_writer
 from mempo_agents.trajectory import Trajectory
-from mempo_env.errors import DataError, EngineError
+from mempo_env.errors import EngineError
 from mempo_env.retrieval import get_retriever
 from mempo_env.rewards import get_reward
 from mempo_env.tasks import check_split, compose, load_dataset
-
-SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +375,7 @@ class Trainer:
         found = checkpoints(self.folder / "checkpoints")
         if not found:
             return False
-        state, tensors = load_checkpoint(found[-1])
+        state, tensors = load_checkpoint(found[-1], "train")
         self.optimizer.load(tensors)
         self.update = state["step"]
         self.best = -math.inf if state["best"] is None else state["best"]
@@ -387,22 +384,10 @@ class Trainer:
 
     def _claim(self) -> None:
         """Write down what this run is, or check that the folder holds the same one."""
-
-        def plain(settings: TrainSettings) -> dict[str, Any]:
-            return dict(json.loads(json.dumps(asdict(settings))))
-
-        mine = {**plain(self.settings), "dataset_fingerprint": self.dataset.fingerprint}
         path = self.folder / SETTINGS
-        if path.exists():
-            theirs = {**plain(TrainSettings()), **read_json(path)}  # the file may be older than a setting
-            changed = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
-            if changed:
-                raise DataError(
-                    f"{self.folder} holds another run, with other {', '.join(changed)}. Name another folder, or give "
-                    "that run's settings to continue it."
-                )
-        elif self.processes.is_main:
-            write_json(path, mine)
+        if self.processes.is_main or path.exists():
+            mine = {**asdict(self.settings), "dataset_fingerprint": self.dataset.fingerprint}
+            claim(path, mine, default=asdict(TrainSettings()))  # the file may be older than a setting
         self.processes.wait()
 
 

@@ -28,7 +28,7 @@ from mempo_agents.learners.optim import MasterOptimizer, OptimizerSettings, rate
 from mempo_agents.learners.processes import Processes
 from mempo_agents.policies import get_policy
 from mempo_agents.rollout import rollout
-from mempo_agents.run_folder import only_writer
+from mempo_agents.run_folder import SETTINGS, claim, only_writer
 from mempo_agents.tokenizers import TokenCodec
 from mempo_agents.trajectory import Trajectory
 from mempo_env.errors import DataError
@@ -177,6 +177,8 @@ class _Run:
 
     def go(self, chunk: Chunk, chunks: int) -> dict[str, Any]:
         self.optimizer = MasterOptimizer(self.model, self.settings.optimizer)
+        if self.processes.is_main:
+            claim(self.folder / SETTINGS, {"kind": "warm_start", "chunks": chunks, **asdict(self.settings)})
         finished = self._resume()
         if finished:
             return self.log.last()
@@ -264,7 +266,7 @@ class _Run:
             if self.processes.is_main:
                 self.log.cut(-1)
             return False
-        state, tensors = load_checkpoint(found[-1])
+        state, tensors = load_checkpoint(found[-1], "warm_start")
         self.optimizer.load(tensors)
         self.step, self.chunk, self.batch = state["step"], state["chunk"], state["batch"]
         self.tokens, self.seconds = state["tokens"], state["seconds"]
