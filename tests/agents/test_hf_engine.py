@@ -425,8 +425,11 @@ def test_a_folder_loads_and_bad_names_are_explained(tmp_path):
     counted = get_engine("scripted", str(tmp_path / "m"))
     assert counted.encode_text("Oslo").tolist() == encode("Oslo")
     assert counted.tokenizer_name == str(tmp_path / "m")
-    with pytest.raises(DataError, match="expected a folder with a transformers model"):
+    with pytest.raises(DataError, match=r"nothing': there is no such folder, and a hub name is .*Embedded: .*smollm2"):
         get_engine(f"hf:{tmp_path / 'nothing'}")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="expected a folder with a transformers model"):
+        get_engine(f"hf:{tmp_path / 'empty'}")
     with pytest.raises(UnknownNameError, match="Did you mean 'bfloat16'"):
         get_engine("hf", str(tmp_path / "m"), dtype="bfloat61")
     with pytest.raises(ValueError, match="needs its tokenizer"):
