@@ -148,13 +148,16 @@ class Action:
     format_valid: bool = False
     reason: InvalidReason | None = None
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return (self.kind, self.argument, self.response, self.memory, self.thought, dict(self.spans),
-                self.format_valid, self.reason)  # fmt: skip
+    # Not __getstate__: the dataclasses of Python 3.11.0 to 3.11.2 put their own in its place.
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.kind, self.argument, self.response, self.memory, self.thought, dict(self.spans),
+                  self.format_valid, self.reason)  # fmt: skip
+        return _action, fields
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        for name, value in zip(self.__slots__, state, strict=True):
-            object.__setattr__(self, name, MappingProxyType(value) if name == "spans" else value)
+
+def _action(*fields: Any) -> Action:
+    kind, argument, response, memory, thought, spans, format_valid, reason = fields
+    return Action(kind, argument, response, memory, thought, MappingProxyType(spans), format_valid, reason)
 
 
 @dataclass(frozen=True, slots=True)
