@@ -10,7 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -127,15 +127,15 @@ def read_ahead(folder: str | Path) -> int:
 
     A mapped index that the system does not hold is read from disk a page at a time, in random order: seconds a query.
     Nothing is read where the files would take more than half of the available memory. What is read this way is the
-    system's cache, not this process's memory.
+    system's cache, not this process's memory. A file that is taken away meanwhile, by a new index, is passed over.
     """
     files = [Path(top, name) for top, _, names in os.walk(folder, followlinks=True) for name in sorted(names)]
     free = available_memory()
-    if free is not None and sum(path.stat().st_size for path in files) > free // 2:
+    if free is not None and sum(path.stat().st_size for path in files if path.exists()) > free // 2:
         return 0
     done, buffer = 0, bytearray(_READ_AT_ONCE)
     for path in files:
-        with path.open("rb", buffering=0) as file:
+        with suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
             while count := file.readinto(buffer):
                 done += count
     return done

@@ -231,6 +231,8 @@ def test_read_ahead_reads_every_file_through_links_or_none(tmp_path: Path, monke
     (folder / "corpus").symlink_to(shared / "corpus")
     monkeypatch.setattr("mempo_env.retrieval.storage._READ_AT_ONCE", 64)  # 1000 bytes take 16 reads
     assert read_ahead(folder) == 1030
+    (folder / "gone").symlink_to(tmp_path / "taken away")
+    assert read_ahead(folder) == 1030
     monkeypatch.setattr("mempo_env.retrieval.storage.available_memory", lambda: 2060)
     assert read_ahead(folder) == 1030
     monkeypatch.setattr("mempo_env.retrieval.storage.available_memory", lambda: 2059)
