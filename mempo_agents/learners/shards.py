@@ -24,6 +24,10 @@ from mempo_agents.learners.processes import Processes
 
 def check_shards(optimizer: str) -> None:
     """Raises ValueError for what cannot be done in shards."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        raise ValueError(f"shard: needs torch 2.8 or newer, got {torch.__version__}.")
     if optimizer != "adamw":
         raise ValueError(f"shard: the optimizer must be 'adamw', got {optimizer!r}: Muon needs whole matrices.")
 

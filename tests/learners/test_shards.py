@@ -22,7 +22,7 @@ from tiny import tiny_model  # noqa: E402
 from mempo_agents.learners.checkpoint import checkpoints, load_checkpoint  # noqa: E402
 from mempo_agents.learners.optim import MasterOptimizer, OptimizerSettings  # noqa: E402
 from mempo_agents.learners.processes import Processes  # noqa: E402
-from mempo_agents.learners.shards import copy_weights, shard  # noqa: E402
+from mempo_agents.learners.shards import check_shards, copy_weights, shard  # noqa: E402
 from mempo_agents.learners.update import UpdateSettings, update_policy  # noqa: E402
 
 SHARDED = dataclasses.replace(SETTINGS, shard=True, updates=2, optimizer=OptimizerSettings("adamw", lr=1e-3))
@@ -82,6 +82,14 @@ def test_an_update_in_shards_is_the_plain_one(alone, dtype, close):
 def test_muon_is_refused():
     with pytest.raises(ValueError, match="the optimizer must be 'adamw', got 'muon': Muon needs whole matrices"):
         dataclasses.replace(SETTINGS, shard=True)
+
+
+def test_an_older_torch_is_named(monkeypatch):
+    from torch.distributed.fsdp import FSDPModule
+
+    monkeypatch.delattr(FSDPModule, "set_force_sum_reduction_for_comms")
+    with pytest.raises(ValueError, match=r"shard: needs torch 2\.8 or newer, got \d"):
+        check_shards("adamw")
 
 
 def test_one_process_trains_as_without_shards(tmp_path):
