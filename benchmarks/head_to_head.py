@@ -79,6 +79,8 @@ def _report(out: Path) -> None:
 
 def trained_cells(options: argparse.Namespace) -> dict[str, Any]:
     """Each small model in the protocol it was trained in; the cells name the model beside the policy."""
+    from mempo_agents.nano.course import MAX_NEW_TOKENS
+
     runs = []
     for policy, model in TRAINED:
         settings = Settings(
@@ -89,7 +91,7 @@ def trained_cells(options: argparse.Namespace) -> dict[str, Any]:
             objectives=TRAINED_OBJECTIVES,
             tasks=options.tasks,
             temperature=1.0,
-            max_new_tokens=96,
+            max_new_tokens=MAX_NEW_TOKENS,
             seed=options.seed,
         )
         results = _run(settings, options.out / model, batch_size=options.tasks)

@@ -154,9 +154,9 @@ def weights_of(model: str | Path) -> str | Path:
 def embedded_names() -> list[str]:
     """The models that `weights_of` knows."""
     from mempo_agents.engines.smollm2 import NAME
-    from mempo_agents.nano.shipped import FOLDER
+    from mempo_agents.nano.shipped import weight_names
 
-    return sorted({NAME, *(path.parent.name for path in FOLDER.glob("*/*config.json"))})
+    return sorted([NAME, *weight_names()])
 
 
 def end_ids_of(*sources: Any) -> frozenset[int]:

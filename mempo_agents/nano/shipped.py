@@ -16,7 +16,8 @@ FOLDER = Path(__file__).parents[1] / "weights"
 
 
 def weight_names() -> list[str]:
-    return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
+    """Of whole models and of adapters."""
+    return sorted(folder.name for folder in FOLDER.iterdir() if weights_folder(folder.name))
 
 
 def weights_folder(name: str) -> Path | None:

@@ -176,7 +176,7 @@ def test_a_course_resumes_bit_for_bit(tmp_path):
     assert {**last, "seconds": 0} == {**whole, "seconds": 0}
 
 
-@pytest.mark.parametrize("name", weight_names())
+@pytest.mark.parametrize("name", [name for name in weight_names() if name.startswith("nano-")])
 def test_embedded_models_load_by_name_with_a_card(name, tokenizer):
     engine = HFEngine(name, device="cpu")
     assert engine.tokenizer.get_vocab() == tokenizer.get_vocab(), "trained with another vocabulary than today's"
@@ -191,7 +191,9 @@ def test_embedded_models_load_by_name_with_a_card(name, tokenizer):
 
 
 def test_the_embedded_models_are_there():
-    assert {"nano-react", "nano-mem1", "nano-mempo"} <= set(weight_names())
+    assert {"nano-react", "nano-mem1", "nano-mempo", "nano-mempo-grpo", "nano-mempo-mempo", "smollm2-sft"} == set(
+        weight_names()
+    )
 
 
 def test_the_adapters_are_small_and_name_their_base():
