@@ -13,7 +13,7 @@ from mempo_env.episode import Episode
 from mempo_env.errors import EpisodeOverError
 from mempo_env.protocols import Budget, get_protocol
 from mempo_env.rewards import PARTS, get_reward
-from mempo_env.types import ActionKind, Hit, InvalidReason, StopReason, Task
+from mempo_env.types import Action, ActionKind, Hit, InvalidReason, StopReason, Task
 
 TASK = Task("tiny/1", QUESTIONS[:2], "train")
 HITS = [Hit(PASSAGES[0]), Hit(PASSAGES[2])]
@@ -288,6 +288,17 @@ def test_mem1_is_told_how_many_turns_are_left():
     assert "[HINT]You have 2 turns left.[/HINT]" in episode.turns[-1].observation
     search(episode)
     assert "[HINT]You have 1 turn left." in episode.turns[-1].observation
+
+
+def test_an_action_pickles_where_dataclasses_put_a_state_of_their_own(monkeypatch):
+    """Python 3.11.0 to 3.11.2 do so for frozen classes with slots: the values of the fields, one after the other."""
+    monkeypatch.setattr(Action, "__getstate__", lambda self: [getattr(self, name) for name in self.__slots__])
+    action = get_protocol("mempo").parse("<mem>m</mem><think>t</think><answer>Oslo; 405 km</answer>")
+    copy = pickle.loads(pickle.dumps(action))
+    assert copy == action
+    assert copy.spans["memory"] == (0, len("<mem>m</mem>"))
+    with pytest.raises(TypeError):
+        copy.spans["memory"] = (0, 1)
 
 
 @pytest.mark.parametrize("stage", ["start", "pending", "running", "ended"])
