@@ -22,7 +22,6 @@ from mempo_agents.engines.hf import HFEngine, load_tokenizer  # noqa: E402
 from mempo_agents.learners.checkpoint import checkpoints, load_checkpoint  # noqa: E402
 from mempo_agents.learners.lora import add_adapters, trainable  # noqa: E402
 from mempo_agents.learners.trainer import Trainer, TrainSettings  # noqa: E402
-from mempo_agents.nano.model import nano_model  # noqa: E402
 from mempo_agents.nano.tokenizer import nano_tokenizer  # noqa: E402
 from mempo_env.errors import DataError, MissingExtraError  # noqa: E402
 
@@ -30,12 +29,8 @@ RANK = 2
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("base")
-    tokenizer = nano_tokenizer()
-    nano_model(tokenizer, width=64, layers=1, dtype="float32").save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def base(nano_folder):
+    return nano_folder
 
 
 def run_of(folder, model, **kwargs) -> Trainer:

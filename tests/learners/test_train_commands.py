@@ -14,19 +14,13 @@ pytest.importorskip("transformers")
 
 from mempo_agents import cli
 from mempo_agents.learners.metrics_log import read_metrics
-from mempo_agents.nano.model import nano_model
-from mempo_agents.nano.tokenizer import nano_tokenizer
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = nano_tokenizer()
-    nano_model(tokenizer, width=64, layers=1, dtype="float32").save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+def model(nano_folder):
+    return str(nano_folder)
 
 
 def mempo(monkeypatch, capsys, *words: str) -> tuple[int, str]:
