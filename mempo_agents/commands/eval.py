@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mempo_agents.commands.plugins import HELP, load_plugins
+from mempo_agents.commands.plugins import Plugins, load_plugins
 
 
 def run(
@@ -54,7 +54,7 @@ def run(
     guided: Annotated[
         bool, typer.Option("--guided", help="Force the protocol's tags and sample only between them; results say so.")
     ] = False,
-    plugin: Annotated[list[str] | None, typer.Option(help=HELP)] = None,
+    plugin: Plugins = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Episodes at a time; decides the speed only.")] = 16,
 ) -> None:
     """Evaluate policies over numbers of objectives, and print the table.

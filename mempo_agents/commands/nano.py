@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from mempo_agents.commands.training import Track, figures_of, print_record, record_to_go_on_from, trackers_from
+
 
 def run(
     out: Annotated[Path, typer.Option(help="Folder of the run; one that was killed continues.")],
@@ -20,13 +22,7 @@ def run(
     ] = None,
     eval_tasks: Annotated[int, typer.Option(min=1, help="Held-out tasks per point of the curve.")] = 64,
     evaluate_every: Annotated[int, typer.Option(min=1, help="Updates between points of the curve.")] = 250,
-    track: Annotated[
-        str | None,
-        typer.Option(
-            help="Where to show the figures as well, joined by commas: tensorboard, wandb, trackio; or none. Default: "
-            "tensorboard where it is installed."
-        ),
-    ] = None,
+    track: Track = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights, worlds and order.")] = 0,
 ) -> None:
     """Train a model of about a million parameters to search, remember and answer in the compact world.
@@ -36,7 +32,6 @@ def run(
     """
     from rich.console import Console
 
-    from mempo_agents.commands.training import figures_of, print_record, record_to_go_on_from, trackers_from
     from mempo_agents.nano.course import CourseSettings, run_course
     from mempo_agents.progress import training_bar
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mempo_agents.commands.plugins import HELP, load_plugins
+from mempo_agents.commands.plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
     from mempo_env.env import SearchQAEnv
@@ -36,7 +36,7 @@ def run(
     max_steps: Annotated[int | None, typer.Option(min=1, help="Steps; default: 4 x objectives + 4.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per response of a language model.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
-    plugin: Annotated[list[str] | None, typer.Option(help=HELP)] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Play an episode step by step, or watch a policy play it. Works with piped input too."""
     load_plugins(plugin)

@@ -8,8 +8,17 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-HELP = "Python file or module to import first: what it registers (a policy, a protocol, ...) can be named. Repeatable."
+import typer
+
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Python file or module to import first: what it registers (a policy, a protocol, ...) can be named. "
+        "Repeatable."
+    ),
+]
 
 
 def load_plugins(names: Sequence[str] | None) -> None:

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from mempo_agents.commands.plugins import HELP, load_plugins
+from mempo_agents.commands.plugins import Plugins, load_plugins
+from mempo_agents.commands.training import (
+    Track,
+    figures_of,
+    merged,
+    print_record,
+    record_to_go_on_from,
+    settings_from,
+    trackers_from,
+)
 
 
 def _table(text: Any) -> dict[str, Any]:
@@ -89,14 +98,8 @@ def run(
     collapse: Annotated[
         float, typer.Option(min=0.0, max=0.99, help="Stop below this share of the best format validity.")
     ] = 0.3,
-    plugin: Annotated[list[str] | None, typer.Option(help=HELP)] = None,
-    track: Annotated[
-        str | None,
-        typer.Option(
-            help="Where to show the figures as well, joined by commas: tensorboard, wandb, trackio; or none. Default: "
-            "tensorboard where it is installed."
-        ),
-    ] = None,
+    plugin: Plugins = None,
+    track: Track = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of tasks, sampling and adapters.")] = 0,
 ) -> None:
     """Train a language model by reinforcement: groups of episodes, credit, update, evaluation.
@@ -108,14 +111,6 @@ def run(
     options = dict(locals())
     from rich.console import Console
 
-    from mempo_agents.commands.training import (
-        figures_of,
-        merged,
-        print_record,
-        record_to_go_on_from,
-        settings_from,
-        trackers_from,
-    )
     from mempo_agents.progress import training_bar
 
     chosen = merged(options, config, ("context", "out", "config"), context)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from mempo_env.errors import DataError, UnknownNameError
+
+Track = Annotated[
+    str | None,
+    typer.Option(
+        help="Where to show the figures as well, joined by commas: tensorboard, wandb, trackio; or none. Default: "
+        "tensorboard where it is installed."
+    ),
+]
 
 
 def merged(options: Mapping[str, Any], config: Path | None, skip: Sequence[str], context: Any = None) -> dict[str, Any]:
@@ -49,7 +57,7 @@ def _is_whole_float(value: Any, default: Any) -> bool:
 def settings_from(options: Mapping[str, Any]) -> Any:
     """`TrainSettings` from the options of `mempo train`."""
     from mempo_agents.learners.optim import OptimizerSettings
-    from mempo_agents.learners.trainer import TrainSettings
+    from mempo_agents.learners.train_settings import TrainSettings
     from mempo_agents.learners.update import UpdateSettings
     from mempo_env.tasks import load_dataset
     from mempo_env.tasks.world import default_instructions

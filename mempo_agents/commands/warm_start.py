@@ -7,7 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from mempo_agents.commands.plugins import HELP, load_plugins
+from mempo_agents.commands.plugins import Plugins, load_plugins
+from mempo_agents.commands.training import Track, figures_of, print_record, record_to_go_on_from, trackers_from
+
+# Beside the settings of the training itself: what decides the student and the steps that it learns from.
+_DECIDE = (
+    "model", "policy", "dataset", "corpus", "split", "objectives", "tasks", "quote", "terse", "drop", "verbose",
+    "needless", "paraphrase", "epochs", "lora_rank", "dtype",
+)  # fmt: skip
 
 
 def run(
@@ -45,23 +52,17 @@ def run(
     dtype: Annotated[str, typer.Option(help="Weights: auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is.")] = None,
     save_every: Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")] = 50,
-    plugin: Annotated[list[str] | None, typer.Option(help=HELP)] = None,
-    track: Annotated[
-        str | None,
-        typer.Option(
-            help="Where to show the figures as well, joined by commas: tensorboard, wandb, trackio; or none. Default: "
-            "tensorboard where it is installed."
-        ),
-    ] = None,
+    plugin: Plugins = None,
+    track: Track = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of tasks, faults and order.")] = 0,
 ) -> None:
     """Teach a language model a protocol: right episodes of a teacher, response tokens only.
 
     Writes OUT/metrics.jsonl and OUT/checkpoints/step-*/model. An interrupted run is continued by the same command.
     """
+    options = dict(locals())
     from rich.console import Console
 
-    from mempo_agents.commands.training import figures_of, print_record, record_to_go_on_from, trackers_from
     from mempo_agents.engines.hf import HFEngine
     from mempo_agents.engines.oracle import Style
     from mempo_agents.learners.lora import trainable
@@ -107,7 +108,9 @@ def run(
             print_record(record)
             bar(record["done"], f"update {record['step']}", figures_of(record))
 
-        warm_start(student, engine.tokenizer, chunk, chunks, settings, out, watch=watch, track=trackers)
+        about = {name: options[name] for name in _DECIDE}
+        about["trajectories"] = trajectories and str(trajectories)
+        warm_start(student, engine.tokenizer, chunk, chunks, settings, out, watch=watch, about=about, track=trackers)
     typer.echo(f"Done. Models: {out / 'checkpoints'}", err=True)
 
 

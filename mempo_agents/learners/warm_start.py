@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,7 @@ def warm_start(
     watch: Callable[[dict[str, Any]], None] | None = None,
     stop: Callable[[dict[str, Any]], bool] | None = None,
     processes: Processes | None = None,
+    about: Mapping[str, Any] | None = None,
     track: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Trains `model` on chunk(0) ... chunk(chunks - 1), writing checkpoints and metrics.jsonl into `folder`.
@@ -146,12 +147,14 @@ def warm_start(
     Continues from the newest checkpoint in `folder` if there is one. evaluate: called every `evaluate_every` updates
     and at the end; what it returns is logged. stop: asked after each evaluation with the record; True ends the run
     there. processes: several share the rows of each update; the weights agree with one process's up to rounding, and
-    bit for bit with another run of as many. track: trackers that get the records as well, see `learners.trackers`.
-    Returns the last record. Raises FloatingPointError when the loss is no
-    number, after which the newest checkpoint still holds good weights.
+    bit for bit with another run of as many. about: what decides the model and the chunks; a folder whose run has other
+    values, or other settings, is refused with DataError. track: trackers that get the records as well, see
+    `learners.trackers`. Returns the last record. Raises FloatingPointError when the loss is no number, after which the
+    newest checkpoint still holds good weights.
     """
-    log = MetricsLog(folder, track=track, about=asdict(settings))
-    run = _Run(model, tokenizer, settings, folder, evaluate, watch, stop, processes or Processes(), log)
+    what = {"kind": "warm_start", "chunks": chunks, **(about or {}), **asdict(settings)}
+    log = MetricsLog(folder, track=track, about=what)
+    run = _Run(model, tokenizer, settings, folder, evaluate, watch, stop, processes or Processes(), what, log)
     if not run.processes.is_main:
         return run.go(chunk, chunks)
     with only_writer(folder), log:
@@ -168,6 +171,7 @@ class _Run:
     watch: Callable[[dict[str, Any]], None] | None
     stop: Callable[[dict[str, Any]], bool] | None
     processes: Processes
+    what: Mapping[str, Any]
     log: MetricsLog
     step: int = 0
     chunk: int = 0
@@ -178,7 +182,7 @@ class _Run:
     def go(self, chunk: Chunk, chunks: int) -> dict[str, Any]:
         self.optimizer = MasterOptimizer(self.model, self.settings.optimizer)
         if self.processes.is_main:
-            claim(self.folder / SETTINGS, {"kind": "warm_start", "chunks": chunks, **asdict(self.settings)})
+            claim(self.folder / SETTINGS, self.what)
         finished = self._resume()
         if finished:
             return self.log.last()

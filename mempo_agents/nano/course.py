@@ -100,6 +100,7 @@ def run_course(
         evaluate=lambda: measure(engine, settings.protocol, tasks=settings.eval_tasks),
         watch=watch,
         stop=None if settings.stop_at is None else lambda record: record["eval_f1"] >= settings.stop_at,
+        about={"protocol": settings.protocol, "start": settings.start},
         track=track,
     )
 

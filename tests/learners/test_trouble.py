@@ -192,6 +192,17 @@ def test_a_warm_start_with_other_settings_is_another_run(tmp_path, whole, monkey
     code, error = mempo(monkeypatch, capsys, *words, "--lr", "0.5", "--seed", "3")
     assert code == 2
     assert "holds another run, with other optimizer, seed." in error
+    code, error = mempo(monkeypatch, capsys, *words, "--policy", "mem1", "--dataset", "world-compact:size=300")
+    assert code == 2
+    assert "holds another run, with other dataset, policy." in error
     assert mempo(monkeypatch, capsys, *words)[0] == 0
     code, error = mempo(monkeypatch, capsys, "train", "--out", str(tmp_path), "--model", str(whole[0] / "best"), *SMALL)
     assert (code, "holds another run" in error) == (2, True)
+
+
+def test_a_course_in_another_protocol_is_another_run(tmp_path, monkeypatch, capsys):
+    words = ("nano", "--out", str(tmp_path), "--tokens", "1", "--eval-tasks", "1", "--track", "none")
+    assert mempo(monkeypatch, capsys, *words)[0] == 0
+    code, error = mempo(monkeypatch, capsys, *words, "--protocol", "react")
+    assert code == 2
+    assert "holds another run, with other protocol." in error
