@@ -73,10 +73,7 @@ def _appears_whole(target: Path) -> Iterator[Path]:
         for path in (*part.rglob("*"), part):
             _sync(path)
         part.chmod(0o755)
-        if target.exists():
-            target.rename(Path(tempfile.mkdtemp(prefix=_PART, dir=target.parent)) / "old")
-        part.replace(target)
-        _sync(target.parent)
+        _put_in_place(part, target)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         text = f"{reason}. What was saved before is whole: make room, and give the same command again"
@@ -84,6 +81,20 @@ def _appears_whole(target: Path) -> Iterator[Path]:
     finally:
         for left in target.parent.glob(f"{_PART}*"):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _put_in_place(part: Path, target: Path) -> None:
+    if target.exists():
+        old = Path(tempfile.mkdtemp(prefix=_PART, dir=target.parent)) / "old"
+        target.rename(old)
+        try:
+            part.replace(target)
+        except OSError:
+            old.rename(target)
+            raise
+    else:
+        part.replace(target)
+    _sync(target.parent)
 
 
 def _write_model(folder: Path, model: Any, tokenizer: Any) -> None:

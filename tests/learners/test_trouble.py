@@ -117,17 +117,29 @@ def test_a_better_model_replaces_the_best_only_when_it_is_whole(tmp_path, whole,
             save_model(tmp_path / "best", run.model, run.engine.tokenizer)
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "best"))
     assert {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()} == before
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            save_model(tmp_path / "best", run.model, run.engine.tokenizer)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()} == before
     (tmp_path / "best" / "mark").write_text("old", encoding="utf-8")
     save_model(tmp_path / "best", run.model, run.engine.tokenizer)
     assert {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
-def test_what_a_killed_writer_left_is_cleared_away(tmp_path):
+def test_what_a_killed_writer_left_is_cleared_away_first(tmp_path, monkeypatch):
     left = tmp_path / "checkpoints" / ".part-killed" / "model"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
-    trainer(tmp_path, dataclasses.replace(SETTINGS, updates=1), track=()).run()
+    seen = []
+
+    def save(engine_tokenizer, folder, *_, **__):
+        seen.append(left.exists())  # its room may be what the new one needs
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", save)
+    trainer(tmp_path, dataclasses.replace(SETTINGS, updates=1, evaluate_every=0), track=()).run()
+    assert seen == [False]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000001"]
 
 
