@@ -128,7 +128,8 @@ def test_a_folder_is_written_down_in_full(base, tmp_path, monkeypatch):
     adapted = add_adapters(HFEngine(base.name, dtype="float32", device="cpu").model, RANK, base=base.name)
     adapted.save_pretrained(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert HFEngine(tmp_path, dtype="float32", device="cpu").model.peft_config["default"].r == RANK
+    config = HFEngine(tmp_path, dtype="float32", device="cpu").model.peft_config["default"]
+    assert (config.r, config.lora_alpha) == (RANK, 2 * RANK)
 
 
 def test_adapters_are_trained_on_or_merged(whole):

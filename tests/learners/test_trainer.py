@@ -18,16 +18,18 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from mempo_agents.engines.hf import HFEngine  # noqa: E402
 from mempo_agents.learners.checkpoint import checkpoints, load_checkpoint, save_checkpoint  # noqa: E402
 from mempo_agents.learners.estimators import Estimator  # noqa: E402
 from mempo_agents.learners.metrics_log import MetricsLog, read_metrics  # noqa: E402
 from mempo_agents.learners.monitors import CollapseRule, rollout_figures  # noqa: E402
 from mempo_agents.learners.optim import OptimizerSettings  # noqa: E402
 from mempo_agents.learners.trainer import Trainer, TrainSettings  # noqa: E402
-from mempo_agents.learners.update import UpdateSettings  # noqa: E402
+from mempo_agents.learners.update import UpdateSettings, train_rows  # noqa: E402
 from mempo_agents.nano.model import nano_model  # noqa: E402
 from mempo_agents.nano.tokenizer import nano_tokenizer  # noqa: E402
 from mempo_env.errors import DataError, UnknownNameError  # noqa: E402
+from mempo_env.types import StopReason  # noqa: E402
 
 SETTINGS = TrainSettings(
     dataset="world-compact:size=200",
@@ -150,11 +152,64 @@ def test_metrics_hold_every_figure_that_is_documented(tmp_path):
 
 
 def test_best_is_the_model_with_the_best_evaluation(tmp_path):
-    from mempo_agents.engines.hf import HFEngine
-
     run = trainer(tmp_path, dataclasses.replace(SETTINGS, updates=1, evaluate_every=1))
     run.run()
     assert HFEngine(tmp_path / "best", dtype="float32").model.config.hidden_size == 64
+
+
+def test_best_is_not_the_last_where_that_is_worse(tmp_path, monkeypatch):
+    scores = iter((0.2, 0.5, 0.5, 0.3))  # before any update, then after each; equal is not better
+
+    def evaluate(run, *_, **__):
+        return {"eval_f1": next(scores)}
+
+    kept = {}
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    settings = dataclasses.replace(SETTINGS, updates=3, evaluate_every=1)
+    run = trainer(tmp_path, settings, watch=lambda record: kept.update({record["step"]: weights(run)}))
+    run.run()
+    best = HFEngine(tmp_path / "best", dtype="float32", device="cpu").model.state_dict()
+    same = [step for step, then in kept.items() if all(torch.equal(best[name], value) for name, value in then.items())]
+    assert same == [1]
+
+
+def test_updates_play_the_tasks_in_turn(tmp_path):
+    run = trainer(tmp_path)
+    played = [[group[0].task_id for group in run.play(update)] for update in (0, 1, 2)]
+    assert [sorted(ids) for ids in played] == [
+        sorted(run.tasks[i].id for i in range(4 * u, 4 * u + 4)) for u in (0, 1, 2)
+    ]
+
+
+def test_a_task_that_comes_again_is_sampled_anew(tmp_path):
+    """Every update and every seed has a sampling seed of its own."""
+    run = trainer(tmp_path)
+    seeds = {run.play(update)[0][0].seed for update in range(5)}
+    other = trainer(tmp_path, dataclasses.replace(SETTINGS, seed=1))
+    assert len(seeds | {other.play(update)[0][0].seed for update in range(5)}) == 10
+
+
+def test_the_collapse_rule_goes_on_where_it_was(tmp_path):
+    whole = trainer(tmp_path / "whole")
+    whole.run()
+    with pytest.raises(KilledError):
+        trainer(tmp_path / "dead", watch=kill_at(3)).run()
+    last = trainer(tmp_path / "dead")
+    last.run()
+    assert len(whole.collapse.state()["recent"]) == 4
+    assert last.collapse.state() == whole.collapse.state()
+
+
+def test_a_failed_episode_is_in_no_loss(tmp_path):
+    run = trainer(tmp_path)
+    group = run.play(0)[0]
+    failed = [dataclasses.replace(group[0], stop_reason=StopReason.FAILED), *group[1:]]
+    advantages = [[np.ones(len(step.response_ids), np.float32) for step in t.steps] for t in group]
+    trained = [[int(row.mask.sum()) for row in train_rows([g], [advantages])] for g in (group, failed)]
+    steps = len(group[0].steps)
+    assert all(trained[0][:steps])
+    assert not any(trained[1][:steps])
+    assert trained[1][steps:] == trained[0][steps:]
 
 
 def test_unknown_names_are_refused_before_anything_runs(tmp_path):
