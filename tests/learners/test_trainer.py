@@ -200,6 +200,22 @@ def test_the_collapse_rule_goes_on_where_it_was(tmp_path):
     assert last.collapse.state() == whole.collapse.state()
 
 
+def test_a_collapse_ends_the_run_and_says_so(tmp_path, monkeypatch):
+    said = iter((None, None, "collapse: made up"))
+    monkeypatch.setattr(CollapseRule, "__call__", lambda rule, share: next(said))
+    record = trainer(tmp_path).run()
+    assert (record["step"], record["stopped"]) == (3, "collapse: made up")
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")][-1] == "step-00000003"
+    assert trainer(tmp_path).run()["step"] == 3, "it does not go on"
+
+
+def test_the_learning_rate_follows_the_schedule(tmp_path):
+    """4 updates, warmup over half: shares done 1/4, 2/4, 3/4, 1, of which the first is half-way up."""
+    trainer(tmp_path, dataclasses.replace(SETTINGS, warmup=0.5)).run()
+    rates = [line["learning_rate"] for line in read_metrics(tmp_path / "metrics.jsonl") if line["step"]]
+    assert rates == pytest.approx([0.5e-2, 1e-2, 1e-2, 1e-2])
+
+
 def test_a_failed_episode_is_in_no_loss(tmp_path):
     run = trainer(tmp_path)
     group = run.play(0)[0]
