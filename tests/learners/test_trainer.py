@@ -295,6 +295,26 @@ def test_figures_of_a_group(tmp_path):
     assert np.isnan(figures["right_logprob"])
 
 
+def test_failed_episodes_are_in_no_figure_but_their_own(tmp_path):
+    group = trainer(tmp_path).play(0)[0]
+    right = [dataclasses.replace(t, reward=1.0) for t in group]
+    failed = dataclasses.replace(group[0], reward=float("nan"), f1=(), em=(), stop_reason=StopReason.FAILED)
+    figures = rollout_figures([[*right, failed]])
+    assert figures["failed"] == pytest.approx(1 / 3)
+    assert figures["reward_mean"] == 1.0
+    assert figures["degenerate_groups"] == 1.0, "the two that count are equal"
+    unlike = [right[0], dataclasses.replace(right[1], reward=0.0), failed]
+    assert rollout_figures([unlike])["degenerate_groups"] == 0.0
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.7])
+def test_the_update_reads_at_the_temperature_that_sampled(tmp_path, temperature):
+    settings = dataclasses.replace(SETTINGS, update=dataclasses.replace(SETTINGS.update, temperature=temperature))
+    run = trainer(tmp_path, settings)
+    groups = run.play(0)
+    assert run.learn(groups, run.credit(groups)[0])["mismatch_max"] < 1e-4
+
+
 CHILD = """
 import sys, json
 sys.path[:0] = [{tests!r}, {learners!r}]

@@ -184,6 +184,37 @@ def test_a_loss_that_is_no_number_changes_no_weight():
     with pytest.raises(FloatingPointError, match="not changed"):
         update_policy(model, optimizer, rows, UpdateSettings())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters()), "what was no number is in no later sum"
+
+
+def test_a_gradient_that_is_no_number_moves_nothing():
+    model = tiny_model()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = MasterOptimizer(model, OptimizerSettings(lr=LR))
+    for gradient in optimizer.gather_gradients():
+        gradient.fill_(np.inf)
+    assert optimizer.step() == np.inf
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert optimizer.version == 0
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_rate_scales_the_step(kind):
+    """Without a past and without decay, AdamW's and Muon's steps are proportional to the learning rate."""
+
+    def moved(rate):
+        model = tiny_model()
+        optimizer = MasterOptimizer(model, OptimizerSettings(kind, lr=LR))
+        before = copy.deepcopy(model.state_dict())
+        for number, gradient in enumerate(optimizer.gather_gradients()):
+            gradient.copy_(torch.linspace(-1, 1, gradient.numel()).view_as(gradient) + 0.1 * number)
+        optimizer.step(rate)
+        return {name: value - before[name] for name, value in model.state_dict().items()}
+
+    whole, half = moved(1.0), moved(0.5)
+    assert any(step.abs().max() > 1e-3 for step in whole.values())
+    for name, step in whole.items():
+        torch.testing.assert_close(half[name], 0.5 * step, rtol=1e-3, atol=1e-6)
 
 
 def test_only_trained_positions_pass_the_head_and_give_the_same_logits():

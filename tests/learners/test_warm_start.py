@@ -14,8 +14,9 @@ from test_trainer import KilledError, kill_at  # noqa: E402
 
 from mempo_agents.engines.scripted import OracleEngine  # noqa: E402
 from mempo_agents.learners.batches import TrainRow  # noqa: E402
+from mempo_agents.learners.checkpoint import checkpoints, load_checkpoint  # noqa: E402
 from mempo_agents.learners.metrics_log import read_metrics  # noqa: E402
-from mempo_agents.learners.optim import OptimizerSettings  # noqa: E402
+from mempo_agents.learners.optim import MasterOptimizer, OptimizerSettings  # noqa: E402
 from mempo_agents.learners.warm_start import WarmStartSettings, shards, teacher_rows, warm_start  # noqa: E402
 from mempo_agents.nano.model import nano_model  # noqa: E402
 from mempo_agents.nano.tokenizer import nano_tokenizer  # noqa: E402
@@ -94,6 +95,47 @@ def test_the_first_loss_is_the_mean_over_masked_tokens(tmp_path):
         start = len(row.prompt_ids)
         terms += [-float(table[start + t - 1, row.response_ids[t]]) for t in np.flatnonzero(row.mask)]
     assert log[0]["loss"] == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+
+
+def test_epochs_hold_all_rows_each_in_an_order_of_its_own():
+    rows = make_rows(40)
+    chunk, chunks = shards(rows, epochs=2, shard_rows=16)
+    assert chunks == 6  # 16, 16 and 8 rows, twice
+    told = [[id(row) for c in part for row in chunk(c)] for part in (range(3), range(3, 6))]
+    assert sorted(told[0]) == sorted(told[1]) == sorted(map(id, rows))
+    assert told[0] != told[1]
+
+
+def test_steps_are_scaled_by_the_schedule(tmp_path, monkeypatch):
+    rates = []
+    step = MasterOptimizer.step
+
+    def watched(optimizer, rate):
+        rates.append(rate)
+        return step(optimizer, rate)
+
+    monkeypatch.setattr(MasterOptimizer, "step", watched)
+    _, log = run(tmp_path, dataclasses.replace(SETTINGS, warmup=0.25, decay=0.5))
+    assert rates[0] == 0.01, "the first update has a rate, too"
+    assert rates[1:] == pytest.approx([record["rate"] for record in log[1:]])
+    assert max(rates) == 1.0
+    assert rates[-1] < 0.5
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_the_last_checkpoint_is_good(tmp_path):
+    def poison(record):
+        if record["step"] == 5:
+            with torch.no_grad():
+                model.get_input_embeddings().weight.fill_(float("nan"))
+
+    tokenizer = nano_tokenizer()
+    model = nano_model(tokenizer, width=64, layers=1, dtype="float32")
+    chunk, chunks = shards(make_rows(), epochs=2, shard_rows=16)
+    with pytest.raises(FloatingPointError, match=r"Update 6: loss nan.*last checkpoint"):
+        warm_start(model, tokenizer, chunk, chunks, SETTINGS, tmp_path, watch=poison, track=())
+    (saved,) = checkpoints(tmp_path / "checkpoints")
+    assert saved.name == "step-00000003"
+    assert all(tensor.isfinite().all() for tensor in load_checkpoint(saved)[1].values())
 
 
 def test_only_right_and_whole_episodes_teach():
