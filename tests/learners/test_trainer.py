@@ -299,11 +299,11 @@ def test_failed_episodes_are_in_no_figure_but_their_own(tmp_path):
     group = trainer(tmp_path).play(0)[0]
     right = [dataclasses.replace(t, reward=1.0) for t in group]
     failed = dataclasses.replace(group[0], reward=float("nan"), f1=(), em=(), stop_reason=StopReason.FAILED)
-    figures = rollout_figures([[*right, failed]])
+    figures = rollout_figures([[failed, *right]])
     assert figures["failed"] == pytest.approx(1 / 3)
     assert figures["reward_mean"] == 1.0
     assert figures["degenerate_groups"] == 1.0, "the two that count are equal"
-    unlike = [right[0], dataclasses.replace(right[1], reward=0.0), failed]
+    unlike = [failed, right[0], dataclasses.replace(right[1], reward=0.0)]
     assert rollout_figures([unlike])["degenerate_groups"] == 0.0
 
 
