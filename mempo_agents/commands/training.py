@@ -9,8 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from mempo_env.errors import DataError, UnknownNameError
-
 Track = Annotated[
     str | None,
     typer.Option(
@@ -26,6 +24,8 @@ def merged(options: Mapping[str, Any], config: Path | None, skip: Sequence[str],
     Raises DataError for a file that cannot be read, is no TOML, or gives an option another kind of value than its own,
     and UnknownNameError for a key that is no option.
     """
+    from mempo_env.errors import DataError, UnknownNameError
+
     chosen = {name: value for name, value in options.items() if name not in skip}
     if config is None:
         return chosen
