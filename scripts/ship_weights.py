@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, nargs="*", default=[], help="results.json files of adapters' scores")
     options = parser.parse_args()
 
+    revision = git_revision()  # before the weights change the tree
     target = FOLDER / options.name
     target.mkdir(parents=True, exist_ok=True)
     state = read_json(options.checkpoint / STATE)
@@ -62,7 +63,7 @@ def main() -> None:
     }
     source = options.checkpoint / "model"
     card |= adapters(source, target, options) if adapter_base(source) else small_model(source, target, options)
-    card |= {"versions": versions(), "machine": machine_class(), "revision": git_revision()}
+    card |= {"versions": versions(), "machine": machine_class(), "revision": revision}
     write_json(target / "card.json", card)
     print(json.dumps({key: card[key] for key in ("name", "step", "parameters", "test")}))
 
