@@ -7,7 +7,8 @@
 Passages are articles of the procedural world, queries are the searches of its questions. Each cell runs in a process of
 its own and is written to DIR/cells.jsonl when it is done: the same command goes on where it stopped. Vectors come from
 `benchmarks.projection_encoder` unless --encoder names a model: times, sizes and memory do not depend on what the
-vectors mean, recall does. Files are read once before they are searched, as `mempo serve` does.
+vectors mean, recall does. Files are read once before they are searched, as `mempo serve` does; not so by the servers
+that are "limited" to a quarter of the plain server's memory, cache included, which begin cold (Linux, as root).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,10 +33,12 @@ import typer
 
 import benchmarks.projection_encoder  # noqa: F401  registers the encoder "projection"
 from benchmarks.load import load
+from benchmarks.memory_limit import NoLimitError, limited, put_out
 from mempo_agents.provenance import git_revision, machine_class, versions
 
 CLIENTS = (1, 16, 128)
 TOP_K = 3
+_LEAST_MIB = 300
 
 
 def run(
@@ -58,6 +62,11 @@ def run(
         for name, cell in plan(base, passages, encoder, seconds):
             if servers or not name.startswith("serve "):
                 cells.run(name, cell)
+        for name, cell in limited_plan(base, passages, seconds, cells.rows) if servers else ():
+            try:
+                cells.run(name, cell)
+            except NoLimitError as error:
+                print(f"{name}: left out. {error}", file=sys.stderr)
         rows = cells.rows
     text = table(rows, passages, encoder)
     print(text)
@@ -100,6 +109,20 @@ def plan(base: Path, passages: int, encoder: str, seconds: float) -> list[tuple[
         for style in ("gathering", "one by one", "plain"):
             cell = lambda n=name, s=style: serve_speed(base, n, s, passages, seconds)  # noqa: E731
             steps.append((f"serve {name} {style}", cell))
+    return steps
+
+
+def limited_plan(base: Path, passages: int, seconds: float, rows: dict[str, dict[str, Any]]) -> list[tuple[str, Any]]:
+    """Ours in a quarter of the memory that the plain server had in use: with the flat index, or with BM25.
+
+    Nothing where a quarter is less than the interpreter and its libraries take.
+    """
+    steps = []
+    for name, against in (("ivf-sq8", "flat"), ("bm25", "bm25")):
+        quarter = round(rows[f"serve {against} plain"]["resident_mib"] / 4)
+        if quarter >= _LEAST_MIB:
+            cell = lambda n=name, q=quarter: serve_speed(base, n, "limited", passages, seconds, q)  # noqa: E731
+            steps.append((f"serve {name} limited", cell))
     return steps
 
 
@@ -229,7 +252,7 @@ def questions_of(passages: int, count: int = 2000) -> list[str]:
 
 
 def search_speed(base: str, name: str, passages: int) -> dict[str, Any]:
-    from mempo_env.retrieval.storage import read_ahead
+    from mempo_env.retrieval.memory import read_ahead
     from mempo_env.retrieval.store import open_retriever
 
     queries = questions_of(passages)
@@ -253,11 +276,16 @@ def search_speed(base: str, name: str, passages: int) -> dict[str, Any]:
     return {"open_ms": round(1000 * opened, 1), **speeds, "grown_mib": grown, **after}
 
 
-def serve_speed(base: Path, name: str, style: str, passages: int, seconds: float) -> dict[str, Any]:
-    from mempo_env.retrieval.storage import read_ahead
+def serve_speed(
+    base: Path, name: str, style: str, passages: int, seconds: float, limit_mib: int | None = None
+) -> dict[str, Any]:
+    from mempo_env.retrieval.memory import read_ahead
 
     queries = questions_of(passages)
-    read_ahead(_folder(base, name))
+    if limit_mib is None:
+        read_ahead(_folder(base, name))
+    else:
+        put_out(_folder(base, name))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     kind = "bm25" if name == "bm25" else "dense"
@@ -266,7 +294,14 @@ def serve_speed(base: Path, name: str, style: str, passages: int, seconds: float
     if style == "one by one":
         command += ["--batch", "1"]
     started = time.perf_counter()
-    server = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[1])
+    with nullcontext() if limit_mib is None else limited(limit_mib) as join:
+        server = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[1], preexec_fn=join)
+        return {**_under_load(server, port, queries, seconds, started), "limit_mib": limit_mib}
+
+
+def _under_load(
+    server: subprocess.Popen[bytes], port: int, queries: list[str], seconds: float, started: float
+) -> dict[str, Any]:
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_for(f"{url}/health", server)
@@ -333,9 +368,9 @@ def table(rows: dict[str, dict[str, Any]], passages: int, encoder: str) -> str:
     lines += [
         "",
         "| server | style | clients | requests/s | per CPU s | median ms | 99 % ms | errors | resident MiB | "
-        "anonymous MiB |",
+        "anonymous MiB | limit MiB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    lines.append("|---|---|---|---|---|---|---|---|---|---|")
     for cell, row in rows.items():
         if cell.startswith("serve "):
             _, name, style = cell.split(" ", 2)
@@ -343,7 +378,8 @@ def table(rows: dict[str, dict[str, Any]], passages: int, encoder: str) -> str:
                 lines.append(
                     f"| {name} | {style} | {one['clients']} | {one['requests_per_second']:,} | "
                     f"{one['requests_per_cpu_second']} | {one['median_ms']} | "
-                    f"{one['p99_ms']} | {one['errors']} | {row['resident_mib']:,} | {row['anonymous_mib']:,} |"
+                    f"{one['p99_ms']} | {one['errors']} | {row['resident_mib']:,} | {row['anonymous_mib']:,} | "
+                    f"{row.get('limit_mib') or 'none'} |"
                 )
     return "\n".join(lines)
 

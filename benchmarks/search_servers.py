@@ -1,6 +1,6 @@
 """The two servers that the load test compares, each as a process of its own.
 
-    python -m benchmarks.search_servers ours  FOLDER --kind dense --port 8001 [--batch 1]
+    python -m benchmarks.search_servers ours  FOLDER --kind dense --port 8001 [--batch 1] [--workers 1]
     python -m benchmarks.search_servers plain FOLDER --kind dense --port 8002
 
 "plain" is a Search-R1-style server, written for the comparison: FastAPI, one search a request in a thread of its pool,
@@ -34,16 +34,18 @@ def ours(
     port: Annotated[int, typer.Option()],
     kind: Annotated[str, typer.Option()] = "dense",
     batch: Annotated[int, typer.Option()] = 256,
+    workers: Annotated[int | None, typer.Option()] = None,
 ) -> None:
     """The project's server."""
     import uvicorn
 
+    from mempo_agents.commands.serve import default_workers
     from mempo_env.retrieval.server import Limits, create_app, example_query
     from mempo_env.retrieval.store import open_retriever
 
     retriever = open_retriever(folder, kind)
     retriever.search([example_query(retriever)], 3)
-    limits = Limits(max_batch_queries=batch)
+    limits = Limits(max_batch_queries=batch, workers=workers or default_workers("cpu"))
     uvicorn.run(create_app(retriever, limits=limits), port=port, log_level="warning", access_log=False)
 
 

@@ -36,7 +36,10 @@ def run(
         int, typer.Option(min=1, help="Queries gathered into one search; 1 switches gathering off.")
     ] = 256,
     queue: Annotated[int, typer.Option(min=1, help="Queries that may wait; more are refused with 503.")] = 8192,
-    workers: Annotated[int, typer.Option(min=1, help="Searches at the same time.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Searches at the same time. Default: one a processor, at most 4; one on a GPU."),
+    ] = None,
     token_env: Annotated[
         str | None, typer.Option(help="Name of an environment variable that holds the token clients must send.")
     ] = None,
@@ -51,6 +54,9 @@ def run(
     import threading
     import time
 
+    workers = workers or default_workers(device)
+    # The processors go to searches at the same time first; what is left, to threads within each. Read at import.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _processors() // workers)))
     try:
         import uvicorn
     except ImportError:
@@ -146,6 +152,18 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def default_workers(device: str) -> int:
+    """Searches at the same time: one a processor, at most 4, so that batches stay large; one on a GPU."""
+    return min(4, _processors()) if device == "cpu" else 1
+
+
+def _processors() -> int:
+    """Those that this process may use."""
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _open(
     source: str | None,
     shards: str | None,
@@ -165,7 +183,7 @@ def _open(
     if (folder / "corpus" / "manifest.json").exists():
         import threading
 
-        from mempo_env.retrieval.storage import read_ahead
+        from mempo_env.retrieval.memory import read_ahead
         from mempo_env.retrieval.store import open_retriever
 
         threading.Thread(target=read_ahead, args=(folder,), daemon=True).start()

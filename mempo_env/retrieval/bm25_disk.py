@@ -132,7 +132,7 @@ def _order_by_id(corpus: Corpus, start: int, stop: int) -> np.ndarray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    ids = pa.chunked_array([batch.column(0) for batch in corpus._batches], pa.string()).slice(start, stop - start)
+    ids = pa.chunked_array([batch.column(0) for batch in corpus.batches], pa.string()).slice(start, stop - start)
     return pc.sort_indices(ids).to_numpy().astype(np.int64) + start
 
 

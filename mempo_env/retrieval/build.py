@@ -25,6 +25,7 @@ from mempo_env.retrieval.encoders import Encoder, get_encoder
 from mempo_env.retrieval.encoding import DONE, PLAN, EncodingJob, encode, prepare, truncated_total
 from mempo_env.retrieval.exact import top_inner_products
 from mempo_env.retrieval.indexes import Progress, check_rows
+from mempo_env.retrieval.memory import require_memory
 from mempo_env.retrieval.vectors import (
     INDEX,
     bytes_per_vector,
@@ -117,7 +118,7 @@ def build_dense(
     partial = folder.with_name(f"{folder.name}.partial")
     here = sum(p.stat().st_size for p in partial.rglob("*") if p.is_file()) if partial.exists() else 0
     storage.require_space(partial, estimate.disk_bytes - here, f"A dense index of {count} passages ({factory})")
-    storage.require_memory(
+    require_memory(
         estimate.memory_build_bytes + _ENCODER_BYTES,
         f"Building {factory!r} for {count} passages",
         "Choose a smaller index (IVF..,SQ8 or IVF..,PQ), or build parts with `--rows` and search them as shards.",

@@ -9,6 +9,7 @@ Opening reads the file's footer only, so it takes milliseconds at any size. A pa
 from __future__ import annotations
 
 import itertools
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b, sha256
@@ -20,6 +21,7 @@ import numpy as np
 from mempo_env.errors import DataError, MissingExtraError
 from mempo_env.json_files import write_json
 from mempo_env.retrieval import storage
+from mempo_env.retrieval.memory import read_at_random
 from mempo_env.retrieval.splitting import Windows
 from mempo_env.text import replace_surrogates
 from mempo_env.types import Passage
@@ -56,6 +58,8 @@ class CorpusReport:
 class Corpus(Sequence[Passage]):
     """A corpus folder, opened read-only. Pickles as its path; forked and spawned processes share its pages.
 
+    `batches` are the Arrow record batches, for reading in order.
+
     Raises DataError when the folder is no corpus, or when its file does not hold what the manifest says.
     """
 
@@ -68,7 +72,6 @@ class Corpus(Sequence[Passage]):
         self._open()
 
     def _open(self) -> None:
-        pa = _pyarrow()
         path = self.folder / PASSAGES
         size = path.stat().st_size if path.exists() else -1
         if size != self.manifest["file_bytes"]:
@@ -76,9 +79,11 @@ class Corpus(Sequence[Passage]):
                 f"{path}: expected {self.manifest['file_bytes']} bytes as the manifest says, got "
                 f"{'no file' if size < 0 else f'{size} bytes'}. Rebuild the corpus."
             )
-        reader = pa.ipc.open_file(pa.memory_map(str(path), "r"))
-        self._batches: list[Any] = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        rows = sum(batch.num_rows for batch in self._batches)
+        with path.open("rb") as file:
+            in_order, at_random = (mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) for _ in range(2))
+        self.batches = _batches(in_order)
+        self._batches_at_random = _batches(read_at_random(at_random))
+        rows = sum(batch.num_rows for batch in self.batches)
         if rows != self._count:
             raise DataError(f"{path}: the manifest says {self._count} passages, the file holds {rows}. Rebuild it.")
 
@@ -97,7 +102,7 @@ class Corpus(Sequence[Passage]):
             at += self._count
         if not 0 <= at < self._count:
             raise IndexError(f"row {row} is outside a corpus of {self._count} passages")
-        batch, place = self._batches[at // self._batch_rows], at % self._batch_rows
+        batch, place = self._batches_at_random[at // self._batch_rows], at % self._batch_rows
         return Passage(batch[0][place].as_py(), batch[1][place].as_py(), batch[2][place].as_py())
 
     def __iter__(self) -> Iterator[Passage]:
@@ -107,7 +112,7 @@ class Corpus(Sequence[Passage]):
         """The passages of rows start to stop-1, read in blocks: several times faster than row by row."""
         for number in range(start // self._batch_rows, -(-stop // self._batch_rows)):
             first = number * self._batch_rows
-            batch = self._batches[number]
+            batch = self.batches[number]
             low, high = max(start - first, 0), min(stop - first, batch.num_rows)
             columns = (batch[i].slice(low, high - low).to_pylist() for i in range(3))
             for passage_id, title, text in zip(*columns, strict=True):
@@ -130,6 +135,12 @@ class Corpus(Sequence[Passage]):
 
     def __reduce__(self) -> tuple[type[Corpus], tuple[str]]:
         return Corpus, (str(self.folder),)
+
+
+def _batches(mapped: mmap.mmap) -> list[Any]:
+    pa = _pyarrow()
+    reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapped)))
+    return [reader.get_batch(i) for i in range(reader.num_record_batches)]
 
 
 class _Digest:

@@ -24,6 +24,7 @@ from mempo_env.retrieval.base import check_search
 from mempo_env.retrieval.corpus import Corpus
 from mempo_env.retrieval.encoders import Encoder, get_encoder
 from mempo_env.retrieval.indexes import check_corpus, index_fingerprint
+from mempo_env.retrieval.memory import read_at_random
 from mempo_env.retrieval.vectors import INDEX, Vectors
 from mempo_env.types import Hit
 
@@ -152,7 +153,7 @@ class DenseRetriever:
 
 
 def load_embeddings(folder: Path, manifest: dict[str, Any]) -> np.ndarray:
-    """The passages' vectors, memory-mapped: float16 [N, D]. Raises DataError on another shape than the manifest's."""
+    """The passages' vectors, mapped, to be read at random: float16 [N, D]. Raises DataError on another shape."""
     path = folder / EMBEDDINGS
     try:
         embeddings = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -161,4 +162,5 @@ def load_embeddings(folder: Path, manifest: dict[str, Any]) -> np.ndarray:
     expected = (manifest["count"], manifest["dimensions"])
     if embeddings.shape != expected or embeddings.dtype != np.float16:
         raise DataError(f"{path}: expected float16 {expected}, got {embeddings.dtype} {embeddings.shape}. Rebuild it.")
+    read_at_random(embeddings.base)
     return np.asarray(embeddings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-_ROWS = 8192  # of the matrix at a time: some megabytes, which stay near the processor
+_ROWS = 2048  # of the matrix at a time: a few megabytes, which stay near the processor
 _QUERIES = 256
 
 

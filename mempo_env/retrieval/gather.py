@@ -1,8 +1,8 @@
 """Requests from many clients gathered into one batched search, off the event loop.
 
-While a search runs in its worker thread, arriving requests wait in a bounded queue; when the worker is free, it takes
-all that wait (up to `max_batch_queries`) at once. So a lone request waits for nobody, and under load the batches grow
-by themselves.
+While searches run in the worker threads, arriving requests wait in a bounded queue; a worker that is free takes its
+share of all queries in the house at once (all that wait where it is the only one; up to `max_batch_queries`). So a lone
+request waits for nobody, and under load the batches grow by themselves, alike for every worker.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from mempo_env.errors import MempoError, RetrievalError
 from mempo_env.retrieval.base import Retriever
@@ -44,7 +45,7 @@ class Gatherer:
         retriever: searched from `workers` threads; it can be replaced between batches by assigning `retriever`.
         max_batch_queries: at most so many queries in one search, but always at least one request.
         max_queue_queries: at most so many queries waiting; more are refused with `QueueFullError`.
-        workers: searches at the same time.
+        workers: searches at the same time, each with its share of the queries.
         watch: called after each search with (requests, queries, seconds), for metrics.
     """
 
@@ -61,6 +62,7 @@ class Gatherer:
             raise ValueError("Gatherer: expected max_batch_queries, max_queue_queries and workers of at least 1.")
         self.retriever = retriever
         self.waiting_queries = 0
+        self._searching_queries = 0
         self._max_batch, self._max_queue, self._workers = max_batch_queries, max_queue_queries, workers
         self._watch = watch
         self._queue: deque[_Request] = deque()
@@ -89,19 +91,26 @@ class Gatherer:
 
     def _start(self) -> None:
         while len(self._running) < self._workers and (batch := self._take()):
+            size = sum(len(request.queries) for request in batch)
+            self._searching_queries += size
             task = asyncio.create_task(self._serve(batch))
             self._running.add(task)
-            task.add_done_callback(self._done)
+            task.add_done_callback(partial(self._done, size))
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, size: int, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
+        self._searching_queries -= size
         self._start()
 
     def _take(self) -> list[_Request]:
         """The oldest request and, in order, those behind it that ask for the same k and still fit.
 
-        Only equal k go together: an approximate index may find other passages when it is asked for more.
+        Only equal k go together: an approximate index may find other passages when it is asked for more. No worker
+        takes more than its share: one with a long batch and others with short ones would stay so, since each answer
+        brings the next question.
         """
+        share = -(-(self.waiting_queries + self._searching_queries) // self._workers)
+        most = min(self._max_batch, share)
         batch: list[_Request] = []
         left: deque[_Request] = deque()
         size = 0
@@ -109,7 +118,7 @@ class Gatherer:
             request = self._queue.popleft()
             if request.future.done():  # cancelled while it waited
                 self.waiting_queries -= len(request.queries)
-            elif batch and (request.k != batch[0].k or size + len(request.queries) > self._max_batch):
+            elif batch and (request.k != batch[0].k or size + len(request.queries) > most):
                 left.append(request)
             else:
                 batch.append(request)

@@ -10,7 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ from mempo_env.errors import DataError
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
-
-_READ_AT_ONCE = 1 << 23
 
 
 def read_manifest(folder: str | Path, kind: str) -> dict[str, Any]:
@@ -98,44 +96,3 @@ def require_space(folder: Path, need_bytes: int, what: str) -> None:
             f"{what} needs about {need_bytes / 2**30:.2f} GiB of disk under {folder}, and {free / 2**30:.2f} GiB are "
             "free. Free some space, choose another folder, or choose a smaller index."
         )
-
-
-def available_memory() -> int | None:
-    """Bytes of memory that can still be taken, or None where the system does not say (anything but Linux)."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
-
-
-def require_memory(need_bytes: int, what: str, advice: str) -> None:
-    """Raise DataError when `need_bytes` of memory are not available. Where the system does not say, let it pass."""
-    free = available_memory()
-    if free is not None and free < need_bytes:
-        raise DataError(
-            f"{what} needs about {need_bytes / 2**30:.2f} GiB of memory, and {free / 2**30:.2f} GiB are available. "
-            + advice
-        )
-
-
-def read_ahead(folder: str | Path) -> int:
-    """Read the files under `folder` once, in order, so that the system holds them; returns the bytes read.
-
-    A mapped index that the system does not hold is read from disk a page at a time, in random order: seconds a query.
-    Nothing is read where the files would take more than half of the available memory. What is read this way is the
-    system's cache, not this process's memory. A file that is taken away meanwhile, by a new index, is passed over.
-    """
-    files = [Path(top, name) for top, _, names in os.walk(folder, followlinks=True) for name in sorted(names)]
-    free = available_memory()
-    if free is not None and sum(path.stat().st_size for path in files if path.exists()) > free // 2:
-        return 0
-    done, buffer = 0, bytearray(_READ_AT_ONCE)
-    for path in files:
-        with suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                done += count
-    return done

@@ -57,11 +57,14 @@ def training_rows(factory: str, dimensions: int, count: int) -> int:
     if index.is_trained:
         return 0
     inner = _inner(index)
-    centroids = inner.nlist if isinstance(inner, faiss.IndexIVF) else 256
+    lists = inner.nlist if isinstance(inner, faiss.IndexIVF) else 1
+    codes = faiss.downcast_index(inner.storage) if isinstance(inner, faiss.IndexHNSW) else inner
+    centroids = max(lists, codes.pq.ksub if hasattr(codes, "pq") else 1)
     if centroids > count:
-        raise ValueError(
-            f"{factory!r} has {centroids} lists for {count} passages. Use at most {max(1, count // 40)} lists, or Flat."
-        )
+        what, better = f"{lists} lists", f"at most {max(1, count // 40)} lists"
+        if lists < centroids:
+            what, better = f"{centroids} code values", "SQ8"
+        raise ValueError(f"{factory!r} has {what} for {count} passages. Use {better}, or Flat.")
     return min(count, max(64 * centroids, 65_536))
 
 

@@ -16,7 +16,6 @@ from mempo_env.errors import DataError
 from mempo_env.retrieval.corpus import PASSAGES, Corpus, build_corpus
 from mempo_env.retrieval.sources import read_source
 from mempo_env.retrieval.splitting import Windows, parse_windows
-from mempo_env.retrieval.storage import read_ahead
 from mempo_env.types import Passage
 
 pytest.importorskip("pyarrow")
@@ -221,21 +220,3 @@ def test_window_specs_that_make_no_sense_are_refused() -> None:
     for spec in ("words", "words:0:0", "words:10:10", "words:10", "tokens:10:2", "lines:3:1", "words:a:b"):
         with pytest.raises(ValueError, match=r"expected|Windows"):
             parse_windows(spec)
-
-
-def test_read_ahead_reads_every_file_through_links_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared, folder = tmp_path / "shared", tmp_path / "index"
-    for path, size in ((shared / "corpus" / "a.arrow", 1000), (folder / "dense" / "b.faiss", 30), (folder / "c", 0)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x" * size)
-    (folder / "corpus").symlink_to(shared / "corpus")
-    monkeypatch.setattr("mempo_env.retrieval.storage._READ_AT_ONCE", 64)  # 1000 bytes take 16 reads
-    assert read_ahead(folder) == 1030
-    (folder / "gone").symlink_to(tmp_path / "taken away")
-    assert read_ahead(folder) == 1030
-    monkeypatch.setattr("mempo_env.retrieval.storage.available_memory", lambda: 2060)
-    assert read_ahead(folder) == 1030
-    monkeypatch.setattr("mempo_env.retrieval.storage.available_memory", lambda: 2059)
-    assert read_ahead(folder) == 0
-    monkeypatch.setattr("mempo_env.retrieval.storage.available_memory", lambda: None)  # the system does not say
-    assert read_ahead(folder) == 1030

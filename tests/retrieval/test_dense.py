@@ -16,7 +16,7 @@ import pytest
 from retrieval_support import HashEncoder, make_passages
 
 from mempo_env.errors import DataError, RetrievalError
-from mempo_env.retrieval import storage
+from mempo_env.retrieval import memory
 from mempo_env.retrieval.corpus import Corpus, build_corpus
 from mempo_env.types import Passage
 
@@ -347,7 +347,7 @@ def test_too_little_disk_or_memory_is_refused_before_the_work(
     tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = HashEncoder()
-    monkeypatch.setattr(storage, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(memory, "available_memory", lambda: 1 << 20)
     with pytest.raises(DataError, match=r"of memory, and 0\.00 GiB are available\. Choose a smaller index"):
         build_dense(corpus, tmp_path / "d", encoder=encoder)
     monkeypatch.undo()
@@ -370,6 +370,12 @@ def test_factories_that_make_no_sense_are_refused() -> None:
         estimate_dense(100, 64, "Flaat")
     with pytest.raises(ValueError, match="1024 lists for 100 passages"):
         estimate_dense(100, 64, "IVF1024,Flat")
+    for factory in ("PQ8x8", "IVF10,PQ8x8", "HNSW16_PQ8", "OPQ8,IVF10,PQ8x8"):  # 8 bits: 2^8 values for each part
+        with pytest.raises(ValueError, match=f"'{factory}' has 256 code values for 255 passages. Use SQ8, or Flat"):
+            estimate_dense(255, 64, factory)
+        estimate_dense(256, 64, factory)
+    for factory in ("SQ8", "HNSW16_SQ8", "IVF10,PQ8x4"):
+        estimate_dense(50, 64, factory)
 
 
 def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, corpus: Corpus) -> None:

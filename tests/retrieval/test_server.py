@@ -280,6 +280,31 @@ def test_search_r1s_client_code_works_unchanged(small: str) -> None:
     assert text == 'Doc 1(Title: "Oslo") Oslo is the capital of Norway.\nIt lies on a fjord.\n'
 
 
+def test_workers_share_the_queries_alike() -> None:
+    """Worked by hand: 12 one-query requests for two workers. The first two are searched at once, a query each; when
+    their threads are free, 10 wait: a half of those goes to each."""
+
+    async def scenario() -> None:
+        stub = StubRetriever(seconds=0.1)
+        gatherer = Gatherer(stub, workers=2)
+        for _ in range(2):  # the second time, nothing that has ended counts any more
+            await asyncio.gather(*(gatherer.search([f"q{i}"], 1) for i in range(12)))
+            assert stub.calls in (
+                [1, 1, 5, 5],
+                [1, 1, 6, 4],
+            )  # 6 of 12, where the other's query is still being searched
+            stub.calls.clear()
+            # A request is never cut, and one that is larger than a share is searched all the same.
+            await asyncio.gather(gatherer.search([f"q{i}" for i in range(20)], 1), gatherer.search(["last"], 1))
+            assert sorted(stub.calls) == [1, 20]
+            with pytest.raises(RuntimeError):
+                await gatherer.search(["boom"], 1)
+            stub.calls.clear()
+        await gatherer.close()
+
+    asyncio.run(scenario())
+
+
 def test_gatherer_forgets_cancelled_requests_and_keeps_ks_apart() -> None:
     async def scenario() -> None:
         stub = StubRetriever(seconds=0.1)
