@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,7 +30,7 @@ _PREFIXES: tuple[tuple[str, str, str], ...] = (
     ("gte-qwen2", "Instruct: Given a question, retrieve passages that answer it\nQuery: ", ""),
     ("gte", "", ""),
 )
-_QUERY_ROWS = {"cpu": 8, "cuda": 32}
+_QUERY_ROWS = {"cpu": 4, "cuda": 32}
 
 
 @runtime_checkable
@@ -127,8 +127,10 @@ class SentenceEncoder:
         self.passage_prefix = own_passage if passage_prefix is None else passage_prefix
         self.batch_size = batch_size
         self._query_rows = _QUERY_ROWS["cuda" if device.startswith("cuda") else "cpu"]
-        # Fast tokenizers cannot be used from two threads at once.
+        # Fast tokenizers cannot be used from two threads at once; forward passes can, and take nearly all of the time.
         self._lock = threading.Lock()
+        tokenize = "preprocess" if hasattr(self._model, "preprocess") else "tokenize"  # renamed in release 6
+        setattr(self._model, tokenize, self._locked(getattr(self._model, tokenize)))
         dimensions = self._model.get_embedding_dimension()
         if not dimensions:
             raise DataError(f"The model {model!r} does not say how many dimensions its vectors have.")
@@ -136,8 +138,17 @@ class SentenceEncoder:
         limit = self._model.max_seq_length
         self.name = f"{model}|{self.query_prefix}|{self.passage_prefix}|{limit}"
 
+    def _locked(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def locked(*arguments: Any, **options: Any) -> Any:
+            with self._lock:
+                return function(*arguments, **options)
+
+        return locked
+
     def _lengths(self, texts: Sequence[str]) -> list[int]:
-        encoded = self._model.tokenizer(list(texts), add_special_tokens=True, truncation=False, verbose=False)
+        with self._lock:
+            encoded = self._model.tokenizer(list(texts), add_special_tokens=True, truncation=False, verbose=False)
         return [len(ids) for ids in encoded["input_ids"]]
 
     @staticmethod
@@ -152,8 +163,7 @@ class SentenceEncoder:
         return np.asarray(vectors, np.float32)
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
-        with self._lock:
-            return _checked(self._encode(self._prefixed(self.passage_prefix, texts), self.batch_size), self)
+        return _checked(self._encode(self._prefixed(self.passage_prefix, texts), self.batch_size), self)
 
     def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
         """The same bits in every batch: a forward pass always has the same rows and no padding.
@@ -162,17 +172,16 @@ class SentenceEncoder:
         """
         texts = self._prefixed(self.query_prefix, queries)
         vectors = np.empty((len(texts), self.dimensions), np.float32)
-        with self._lock:
-            limit = self._model.max_seq_length or 10**9
-            groups: dict[int, list[int]] = {}
-            for row, length in enumerate(self._lengths(texts) if texts else ()):
-                groups.setdefault(min(length, limit), []).append(row)
-            for rows in groups.values():
-                for start in range(0, len(rows), self._query_rows):
-                    part = rows[start : start + self._query_rows]
-                    batch = [texts[row] for row in part]
-                    batch += [batch[0]] * (self._query_rows - len(batch))
-                    vectors[part] = self._encode(batch, self._query_rows)[: len(part)]
+        limit = self._model.max_seq_length or 10**9
+        groups: dict[int, list[int]] = {}
+        for row, length in enumerate(self._lengths(texts) if texts else ()):
+            groups.setdefault(min(length, limit), []).append(row)
+        for rows in groups.values():
+            for start in range(0, len(rows), self._query_rows):
+                part = rows[start : start + self._query_rows]
+                batch = [texts[row] for row in part]
+                batch += [batch[0]] * (self._query_rows - len(batch))
+                vectors[part] = self._encode(batch, self._query_rows)[: len(part)]
         return _checked(vectors, self)
 
     def __reduce__(self) -> tuple[Callable[..., SentenceEncoder], tuple[Any, ...]]:
@@ -182,8 +191,7 @@ class SentenceEncoder:
         limit = self._model.max_seq_length
         if limit is None:
             return 0
-        with self._lock:
-            return sum(n > limit for n in self._lengths(self._prefixed(self.passage_prefix, texts)))
+        return sum(n > limit for n in self._lengths(self._prefixed(self.passage_prefix, texts)))
 
 
 def _checked(vectors: np.ndarray, encoder: Encoder) -> np.ndarray:

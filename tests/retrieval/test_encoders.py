@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,39 @@ def test_a_query_has_the_same_bits_in_every_batch(encoder: SentenceEncoder) -> N
     assert (encoder.encode_queries(queries[::-1])[::-1] == together).all()
     assert np.allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
     assert encoder.encode_queries([]).shape == (0, 384)
+
+
+def test_threads_encode_at_the_same_time_and_get_what_one_gets(encoder: SentenceEncoder) -> None:
+    queries = [f"who wrote book number {i}" + " of the long series" * (i % 5) for i in range(40)]
+    alone = encoder.encode_queries(queries)
+    together = threading.Barrier(2, timeout=60)  # broken unless two threads stand in the model at the same time
+
+    def meet(*_: object) -> None:
+        together.wait()
+
+    hook = encoder._model.register_forward_pre_hook(meet)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda query: encoder.encode_queries([query]), queries[:2]))
+    finally:
+        hook.remove()
+    with ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(lambda i: encoder.encode_queries(queries[i : i + 5]), range(0, 40, 5)))
+    assert (np.concatenate(parts) == alone).all()
+
+
+def test_the_tokenizer_serves_one_thread_at_a_time(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = type(encoder._model.tokenizer)
+    locked = []
+
+    def watched(self: object, *arguments: object, **options: object) -> object:
+        locked.append(encoder._lock.locked())
+        return call(self, *arguments, **options)
+
+    call = tokenizer.__call__
+    monkeypatch.setattr(tokenizer, "__call__", watched)
+    encoder.encode_queries(["one query"])
+    assert locked == [True, True]  # counting its tokens, and encoding it
 
 
 def test_identical_and_near_passages_rank_the_same_in_every_batch(encoder: SentenceEncoder, tmp_path: Path) -> None:
