@@ -187,7 +187,7 @@ class _Run:
         if finished:
             return self.log.last()
         self._begun = time.perf_counter() - self.seconds
-        self.model.train()
+        self.model.eval()  # dropout would be a random state, which no checkpoint holds
         record: dict[str, Any] = {}
         while self.chunk < chunks:
             batches = self._batches(chunk(self.chunk))

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from test_trainer import KilledError, kill_at  # noqa: E402
+from test_trainer import KilledError, forgetful, kill_at  # noqa: E402
 
 from mempo_agents.engines.scripted import OracleEngine  # noqa: E402
 from mempo_agents.learners.batches import TrainRow  # noqa: E402
@@ -61,6 +61,16 @@ def test_a_run_that_died_ends_as_if_it_had_not(tmp_path):
     assert again == log
     state = whole.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in last.state_dict().items())
+
+
+def test_nothing_is_dropped_out(tmp_path, monkeypatch):
+    """Dropout would draw from torch's generator, whose state no checkpoint holds."""
+    made = nano_model
+    monkeypatch.setitem(globals(), "nano_model", lambda *args, **kwargs: forgetful(made(*args, **kwargs)))
+    torch.manual_seed(0)
+    _, log = run(tmp_path / "one")
+    torch.manual_seed(1)
+    assert run(tmp_path / "two")[1] == log
 
 
 def test_every_row_is_learnt_from_once_an_epoch(tmp_path):
