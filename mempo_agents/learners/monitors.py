@@ -85,7 +85,8 @@ def _add_memory(scores: MemoryScores, add: Any) -> None:
 
 class CollapseRule:
     """Stops a run whose policy has lost the protocol: when the mean share of well-formed steps over the last five
-    updates has fallen below `share` times the best such mean. 0 never stops."""
+    updates has fallen below `share` times the best such mean. 0 never stops. Updates whose share is unknown are
+    passed over."""
 
     WINDOW = 5
 
@@ -98,7 +99,9 @@ class CollapseRule:
 
     def __call__(self, format_valid: float) -> str | None:
         """Takes the share of one update; gives the reason to stop, or None."""
-        self._recent = [*self._recent, 0.0 if math.isnan(format_valid) else format_valid][-self.WINDOW :]
+        if math.isnan(format_valid):
+            return None
+        self._recent = [*self._recent, format_valid][-self.WINDOW :]
         if len(self._recent) < self.WINDOW:
             return None
         mean = sum(self._recent) / self.WINDOW

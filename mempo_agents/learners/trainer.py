@@ -43,7 +43,7 @@ from mempo_agents.policies import get_policy
 from mempo_agents.rollout import rollout
 from mempo_agents.run_folder import SETTINGS, claim, only_writer
 from mempo_agents.trajectory import Trajectory
-from mempo_env.errors import EngineError
+from mempo_env.errors import EngineError, MempoError
 from mempo_env.retrieval import get_retriever
 from mempo_env.tasks import check_split, compose, load_dataset
 
@@ -96,7 +96,8 @@ class Trainer:
         """Trains to the end, from the newest checkpoint in the folder if there is one; returns the last record.
 
         Ends early where the policy collapses (`stopped` in the record says so). Raises FloatingPointError where a loss
-        is no number; in both cases the checkpoints and `best` hold good weights.
+        is no number, and MempoError where every episode of an update or an evaluation failed, as they do when a search
+        server is gone; `run` then goes on later. In all cases the checkpoints and `best` hold good weights.
         """
         if not self.processes.is_main:
             return self._run(None)
@@ -122,6 +123,7 @@ class Trainer:
         groups: dict[str, list[Trajectory]] = {task.id: [] for task in mine}
         for trajectory in played:
             groups[trajectory.task_id].append(trajectory)
+        self._check_played([t for group in groups.values() for t in group], f"update {update + 1}")
         return [sorted(group, key=lambda t: t.sample) for group in groups.values()]
 
     def credit(self, groups: Sequence[Sequence[Trajectory]]) -> tuple[list[Any], list[list[MemoryScores] | None]]:
@@ -165,9 +167,11 @@ class Trainer:
         chosen = [self._compose(split, 0)[i] for i in range(tasks or settings.eval_tasks)]
         mine = self.processes.share(chosen)
         self.sampler.follow()
-        played = rollout(
-            self.policy, mine, env_kwargs=self._environment(split), seed=settings.seed, batch_size=settings.batch_size
+        environment = self._environment(split)
+        played = list(
+            rollout(self.policy, mine, env_kwargs=environment, seed=settings.seed, batch_size=settings.batch_size)
         )
+        self._check_played(played, f"the evaluation after update {self.update}")
         figures = rollout_figures([[t] for t in played], None, self.processes)
         names = ("reward_mean", "f1", "em", "all_correct", "format_valid", "steps", "response_tokens")
         return {f"eval_{name}": figures[name] for name in names}
@@ -222,6 +226,16 @@ class Trainer:
             "credit_seconds": round(credited - played, 3),
             "update_seconds": round(learnt - credited, 3),
         }
+
+    def _check_played(self, played: Sequence[Trajectory], what: str) -> None:
+        """MempoError, in every process, where no episode of any was whole: that is no lesson and no collapse."""
+        told = self.processes.gather((len(played), [t.error for t in played if t.failed]))
+        errors = [error for _, failed in told for error in failed]
+        if errors and len(errors) == sum(count for count, _ in told):
+            raise MempoError(
+                f"All {len(errors)} episodes of {what} failed, so it was left out; the first: {errors[0]} Mend what is "
+                f"wrong, and give the same command again: it goes on from the newest checkpoint in {self.folder}."
+            )
 
     def _rate(self) -> float:
         settings = self.settings

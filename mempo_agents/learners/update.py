@@ -108,25 +108,26 @@ def update_policy(
     against the update's own reading of the same weights; NaN once the weights have moved), train_tokens (padding
     included, of this process).
 
-    reference: a frozen model, needed where kl_coefficient is not 0. A loss or gradient that is no number leaves the
-    weights as they are and raises FloatingPointError.
+    reference: a frozen model, needed where kl_coefficient is not 0. A mini-batch without a trained token makes no step.
+    A loss or gradient that is no number raises FloatingPointError; that step changes no weight.
     """
     if settings.kl_coefficient and reference is None:
         raise ValueError("kl_coefficient is not 0, so the update needs a reference model.")
     processes = processes or Processes("cpu")
     run = _Update(model, optimizer, settings, reference, processes)
-    model.train()
+    # As it sampled: dropout would be a random state, and would make the ratio one of two different networks.
+    model.eval()
     old, reference_logprobs = run.read_beforehand(rows)
     order = np.random.default_rng([seed, 0x6D656D])
     # The same for all processes, so that a mini-batch does not depend on their number.
     trajectories = sorted({name for told in processes.gather({row.trajectory for row in rows}) for name in told})
-    for epoch in range(settings.epochs):
+    for _ in range(settings.epochs):
         shuffled = order.permutation(len(trajectories)) if settings.mini_batches > 1 else np.arange(len(trajectories))
         parts = np.array_split(shuffled, settings.mini_batches)
-        for number, part in enumerate(parts):
+        for part in parts:
             chosen = {trajectories[i] for i in part}
             mine = [i for i, row in enumerate(rows) if row.trajectory in chosen]
-            run.step(rows, mine, old, reference_logprobs, rate, first=epoch == 0 and number == 0)
+            run.step(rows, mine, old, reference_logprobs, rate)
     return run.figures()
 
 
@@ -186,10 +187,12 @@ class _Update:
         old: list[np.ndarray] | None,
         reference: list[np.ndarray] | None,
         rate: float,
-        first: bool,
     ) -> None:
-        """One optimizer step on the rows `mine`, together with those of all other processes."""
-        scales = self._scales([rows[i] for i in mine])
+        """One optimizer step on the rows `mine`, together with those of all other processes; none without a token."""
+        scales, trained = self._scales([rows[i] for i in mine])
+        if not trained:
+            return  # momentum and weight decay would move the weights all the same
+        first = not self.norms
         loss = 0.0
         for part in self._passes([rows[i].length for i in mine]):
             chosen = [rows[mine[i]] for i in part]
@@ -211,15 +214,22 @@ class _Update:
         norm = self.optimizer.gradient_norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.optimizer.zero_grad()
+            done = len(self.norms)
             raise FloatingPointError(
-                f"The loss is {loss} and the gradient's norm {norm}; the weights were not changed."
+                f"The loss is {loss} and the gradient's norm {norm}; "
+                + (
+                    f"the weights are those after {done} steps of this update."
+                    if done
+                    else "the weights were not changed."
+                )
             )
         self.optimizer.step(rate)
         self.norms.append(norm)
         self.losses.append(loss)
 
-    def _scales(self, rows: Sequence[TrainRow]) -> Tensor:
-        """The weight of each of this process's rows in the mean over all rows of all processes: [R]."""
+    def _scales(self, rows: Sequence[TrainRow]) -> tuple[Tensor, int]:
+        """The weight of each of this process's rows in the mean over the rows of all processes, [R], and how many tokens
+        all those rows train."""
         told = [(int(row.mask.sum()), row.trajectory) for row in rows]
         everyone = self.processes.gather(told)
         flat = [(count, (rank, number)) for rank, part in enumerate(everyone) for count, number in part]
@@ -231,7 +241,7 @@ class _Update:
             constant=self.settings.constant,
         )
         begin = sum(len(part) for part in everyone[: self.processes.rank])
-        return scales[begin : begin + len(rows)]
+        return scales[begin : begin + len(rows)], sum(count for count, _ in flat)
 
     def _loss(
         self,
@@ -305,8 +315,8 @@ class _Update:
             count = sum(counts.get(name, 0.0) for _, counts, _ in told)
             means[name] = sum(sums.get(name, 0.0) for sums, _, _ in told) / count if count else math.nan
         return {
-            "loss": float(np.mean(self.losses)),
-            "gradient_norm": max(self.norms),
+            "loss": float(np.mean(self.losses)) if self.losses else math.nan,
+            "gradient_norm": max(self.norms, default=math.nan),
             **means,
             "mismatch_max": float(np.fmax.reduce([most for *_, most in told])),
             "train_tokens": float(self.tokens),

@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from mempo_agents.engines.base import Generation  # noqa: E402
 from mempo_agents.engines.hf import HFEngine  # noqa: E402
 from mempo_agents.learners.checkpoint import checkpoints, load_checkpoint, save_checkpoint  # noqa: E402
 from mempo_agents.learners.estimators import Estimator  # noqa: E402
@@ -28,7 +29,7 @@ from mempo_agents.learners.trainer import Trainer, TrainSettings  # noqa: E402
 from mempo_agents.learners.update import UpdateSettings, train_rows  # noqa: E402
 from mempo_agents.nano.model import nano_model  # noqa: E402
 from mempo_agents.nano.tokenizer import nano_tokenizer  # noqa: E402
-from mempo_env.errors import DataError, UnknownNameError  # noqa: E402
+from mempo_env.errors import DataError, MempoError, RetrievalError, UnknownNameError  # noqa: E402
 from mempo_env.types import StopReason  # noqa: E402
 
 SETTINGS = TrainSettings(
@@ -209,6 +210,54 @@ def test_a_collapse_ends_the_run_and_says_so(tmp_path, monkeypatch):
     assert trainer(tmp_path).run()["step"] == 3, "it does not go on"
 
 
+class Mortal:
+    """Finds nothing; while it is dead it raises, as a search server that is gone."""
+
+    name, fingerprint, dead = "mortal", "mortal", False
+
+    def search(self, queries, k):
+        if self.dead:
+            raise RetrievalError("http://127.0.0.1:8000/search cannot be reached.")
+        return [[] for _ in queries]
+
+
+class Asks(HFEngine):
+    """Searches in every step, whatever the weights say."""
+
+    def generate(self, requests, protocol, sampling):
+        text = protocol.compose(memory="-", thought="-", query="ba ko")
+        ids, ends = self.codec.encode_with_ends(text)
+        ids, ends, known = np.array(ids), np.array(ends), np.full(len(ids), -5.0, np.float32)
+        return [
+            Generation(self.encode(request.messages), ids, known, np.ones(len(ids), bool), ends, text, "stop")
+            for request in requests
+        ]
+
+
+@pytest.mark.parametrize(
+    ("after", "what"), [(None, "4 episodes of the evaluation after update 0"), (1, "8 episodes of update 2")]
+)
+def test_a_search_server_that_is_gone_is_no_collapse(tmp_path, monkeypatch, after, what):
+    server = Mortal()
+    monkeypatch.setattr("mempo_agents.learners.trainer.get_retriever", lambda *_: server)
+    monkeypatch.setattr("mempo_agents.learners.trainer.HFEngine", Asks)
+
+    def watch(record):
+        server.dead = record["step"] == after
+
+    whole = trainer(tmp_path / "whole")
+    whole.run()
+    server.dead = after is None
+    with pytest.raises(MempoError, match=rf"All {what} failed.*8000/search cannot be reached.*give the same command"):
+        trainer(tmp_path / "dead", watch=watch).run()
+    assert len(checkpoints(tmp_path / "dead" / "checkpoints")) == (after or 0)
+    server.dead = False
+    last = trainer(tmp_path / "dead")
+    last.run()
+    assert timeless(tmp_path / "dead") == timeless(tmp_path / "whole")
+    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(last).items())
+
+
 def test_the_learning_rate_follows_the_schedule(tmp_path):
     """4 updates, warmup over half: shares done 1/4, 2/4, 3/4, 1, of which the first is half-way up."""
     trainer(tmp_path, dataclasses.replace(SETTINGS, warmup=0.5)).run()
@@ -283,6 +332,12 @@ def test_collapse_is_a_fall_of_the_mean_of_five():
     assert [never(x) for x in (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)] == [None] * 7
 
 
+def test_an_update_of_which_nothing_is_known_is_no_sign_of_collapse():
+    rule = CollapseRule(0.3)
+    assert [rule(x) for x in (1.0, *[float("nan")] * 9, 1.0, 1.0, 1.0, 1.0)] == [None] * 14
+    assert rule.state() == {"recent": [1.0] * 5, "best": 1.0}
+
+
 def test_figures_of_a_group(tmp_path):
     run = trainer(tmp_path)
     groups = run.play(0)
@@ -311,6 +366,22 @@ def test_failed_episodes_are_in_no_figure_but_their_own(tmp_path):
 def test_the_update_reads_at_the_temperature_that_sampled(tmp_path, temperature):
     settings = dataclasses.replace(SETTINGS, update=dataclasses.replace(SETTINGS.update, temperature=temperature))
     run = trainer(tmp_path, settings)
+    groups = run.play(0)
+    assert run.learn(groups, run.credit(groups)[0])["mismatch_max"] < 1e-4
+
+
+def forgetful(model):
+    """The model with dropout in its attention, as the configurations of some have it."""
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.3
+    return model
+
+
+def test_an_update_drops_nothing_out(tmp_path):
+    """It reads as the sampler did, and nothing in it is random."""
+    run = trainer(tmp_path)
+    forgetful(run.model).train()
     groups = run.play(0)
     assert run.learn(groups, run.credit(groups)[0])["mismatch_max"] < 1e-4
 

@@ -147,6 +147,33 @@ def test_rows_without_trained_tokens_change_nothing():
     )
 
 
+def still(row: TrainRow, trajectory: int) -> TrainRow:
+    """The row without a trained token, as that of an episode that failed."""
+    return TrainRow(row.prompt_ids, row.response_ids, row.mask & False, row.advantages, row.logprobs, trajectory)
+
+
+def test_without_a_trained_token_there_is_no_step():
+    model, rows = tiny_model(), make_rows(4)
+    optimizer = MasterOptimizer(model, OptimizerSettings(lr=LR, weight_decay=0.1))
+    update_policy(model, optimizer, rows, UpdateSettings())
+    before = copy.deepcopy(model.state_dict())
+    for none in ([], [still(row, row.trajectory) for row in rows]):
+        figures = update_policy(model, optimizer, none, UpdateSettings())
+        assert optimizer.version == 1
+        assert np.isnan([figures["loss"], figures["gradient_norm"], figures["mismatch"]]).all()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_mini_batch_without_a_trained_token_makes_no_step(failed):
+    """Of three trajectories there are at most three parts; one that failed takes its part's step with it."""
+    rows = [still(row, row.trajectory) if failed and row.trajectory == 2 else row for row in make_rows(4)]
+    optimizer = MasterOptimizer(tiny_model(), OptimizerSettings(lr=LR))
+    figures = update_policy(tiny_model(), optimizer, rows, UpdateSettings(mini_batches=8, epochs=2))
+    assert optimizer.version == (4 if failed else 6)
+    assert figures["mismatch_max"] > 0, "measured in the first step that is made"
+
+
 def test_mismatch_is_measured_against_the_sampler():
     model, rows = tiny_model(), make_rows(5)
     exact = []
@@ -185,6 +212,15 @@ def test_a_loss_that_is_no_number_changes_no_weight():
         update_policy(model, optimizer, rows, UpdateSettings())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(weight.grad is None for weight in model.parameters()), "what was no number is in no later sum"
+
+
+def test_a_loss_that_is_no_number_later_in_an_update_says_what_was_done(monkeypatch):
+    model, rows = tiny_model(), make_rows(6)
+    optimizer = MasterOptimizer(model, OptimizerSettings(lr=LR))
+    norms = iter((1.0, 1.0, 1.0, 1.0, float("inf")))  # asked for twice a step
+    monkeypatch.setattr(optimizer, "gradient_norm", lambda: next(norms))
+    with pytest.raises(FloatingPointError, match="norm inf; the weights are those after 2 steps of this update"):
+        update_policy(model, optimizer, rows, UpdateSettings(epochs=3))
 
 
 def test_a_gradient_that_is_no_number_moves_nothing():
