@@ -38,7 +38,10 @@ def run(
     queue: Annotated[int, typer.Option(min=1, help="Queries that may wait; more are refused with 503.")] = 8192,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Searches at the same time. Default: one a processor, at most 4; one on a GPU."),
+        typer.Option(
+            min=1,
+            help="Searches at the same time. Default: one a processor, at most 4; one on a GPU and over --shards.",
+        ),
     ] = None,
     token_env: Annotated[
         str | None, typer.Option(help="Name of an environment variable that holds the token clients must send.")
@@ -54,7 +57,11 @@ def run(
     import threading
     import time
 
-    workers = workers or default_workers(device)
+    if shards is not None and (workers or 1) > 1:
+        raise typer.BadParameter(
+            "--workers: --shards are searched once at a time, so that hits and index belong together."
+        )
+    workers = workers or default_workers(device if shards is None else "shards")
     # The processors go to searches at the same time first; what is left, to threads within each. Read at import.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _processors() // workers)))
     try:
@@ -96,20 +103,30 @@ def run(
     )
 
     def on_start(service: SearchService) -> None:
-        def reload() -> None:
-            try:
-                fresh = load()
-                fresh.search([example_query(fresh)], top_k)
-            except Exception as error:
-                typer.echo(f"Reload failed, the old index stays: {type(error).__name__}: {error}", err=True)
-                return
-            loop.call_soon_threadsafe(service.swap, fresh)
-            typer.echo(f"Reloaded: {fresh.name} {fresh.fingerprint}", err=True)
+        one_at_a_time, asked = threading.Lock(), 0
+
+        def reload(number: int) -> None:
+            with one_at_a_time:
+                if number < asked:
+                    return  # a later signal wants the same, and finds a newer folder
+                try:
+                    fresh = load()
+                    fresh.search([example_query(fresh)], top_k)
+                except Exception as error:
+                    typer.echo(f"Reload failed, the old index stays: {type(error).__name__}: {error}", err=True)
+                    return
+                loop.call_soon_threadsafe(service.swap, fresh)
+                typer.echo(f"Reloaded: {fresh.name} {fresh.fingerprint}", err=True)
+
+        def on_signal() -> None:
+            nonlocal asked
+            asked += 1
+            threading.Thread(target=reload, args=(asked,), daemon=True).start()
 
         typer.echo(f"Serving at {_address(listener)}", err=True)
         loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
-            loop.add_signal_handler(signal.SIGHUP, lambda: threading.Thread(target=reload, daemon=True).start())
+            loop.add_signal_handler(signal.SIGHUP, on_signal)
 
     limits = Limits(
         max_body_bytes=int(max_body_mb * 2**20),
@@ -128,6 +145,7 @@ def run(
         timeout_keep_alive=30,
         timeout_graceful_shutdown=int(timeout) + 1,
     )
+    del retriever  # the service has it, and lets it go for the next one
     with listener, suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
 
@@ -152,9 +170,9 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def default_workers(device: str) -> int:
-    """Searches at the same time: one a processor, at most 4, so that batches stay large; one on a GPU."""
-    return min(4, _processors()) if device == "cpu" else 1
+def default_workers(where: str) -> int:
+    """Searches at the same time: one a processor ("cpu"), at most 4, so that batches stay large; one anywhere else."""
+    return min(4, _processors()) if where == "cpu" else 1
 
 
 def _processors() -> int:
@@ -184,9 +202,10 @@ def _open(
         import threading
 
         from mempo_env.retrieval.memory import read_ahead
-        from mempo_env.retrieval.store import open_retriever
+        from mempo_env.retrieval.store import indexes_in, open_retriever
 
-        threading.Thread(target=read_ahead, args=(folder,), daemon=True).start()
+        indexes = indexes_in(folder) if kind in (None, "hybrid") else (kind,)
+        threading.Thread(target=read_ahead, args=[folder / part for part in ("corpus", *indexes)], daemon=True).start()
         return open_retriever(folder, kind, **options)
     if kind not in (None, "bm25") or effort is not None or rerank is not None:
         raise typer.BadParameter(f"{source} is no folder that `mempo index` wrote; it can be served with bm25 only.")

@@ -7,7 +7,7 @@
     folder/manifest.json                       corpus count and checksum, parameters
 
 Memory of a build: one block of postings, the vocabulary, and 12 bytes a passage. Memory of a search: the pages that the
-query's words touch, and 8 bytes a passage for the scores of one query.
+query's words touch, and 8 bytes a passage for the scores of one query, in each thread that searches.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from mempo_env.retrieval import storage
 from mempo_env.retrieval.bm25 import BM25Retriever, check_parameters, choose_backend
 from mempo_env.retrieval.corpus import Corpus
 from mempo_env.retrieval.indexes import Progress, check_corpus, check_rows, index_fingerprint
+from mempo_env.retrieval.memory import read_at_random
 from mempo_env.retrieval.words import ENGLISH_STOP_WORDS, words
 
 _BLOCK_TOKENS = 8_000_000
@@ -113,15 +114,18 @@ class DiskBM25Retriever(BM25Retriever):
         self._stop_words = frozenset(self.manifest["parameters"]["stop_words"])
         self.fingerprint = f"bm25-{index_fingerprint(self.manifest)}"
         self._vocabulary = _MappedWords(self.folder / "vocabulary.arrow")  # type: ignore[assignment]
-        self._order = self._load("order")  # type: ignore[assignment]
+        self._order = self._load("order", at_random=True)  # type: ignore[assignment]
         self._weights, self._rows = self._load("weights"), self._load("rows")
-        self._starts = self._load("starts")  # type: ignore[assignment]
+        self._starts = self._load("starts", at_random=True)  # type: ignore[assignment]
 
-    def _load(self, name: str) -> np.ndarray:
+    def _load(self, name: str, *, at_random: bool = False) -> np.ndarray:
         try:
-            return np.asarray(np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
+            array = np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise DataError(f"{self.folder / name}.npy: unreadable ({error}). Rebuild the index.") from error
+        if at_random and len(array):
+            read_at_random(array.base)
+        return np.asarray(array)
 
     def __reduce__(self) -> tuple[Callable[..., DiskBM25Retriever], tuple[Any, ...]]:
         return partial(DiskBM25Retriever, self.corpus, str(self.folder), backend=self.backend), ()

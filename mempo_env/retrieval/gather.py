@@ -44,8 +44,10 @@ class Gatherer:
     Args:
         retriever: searched from `workers` threads; it can be replaced between batches by assigning `retriever`.
         max_batch_queries: at most so many queries in one search, but always at least one request.
-        max_queue_queries: at most so many queries waiting; more are refused with `QueueFullError`.
-        workers: searches at the same time, each with its share of the queries.
+        max_queue_queries: at most so many queries waiting; more are refused with `QueueFullError`, but not a request
+            that finds nobody waiting.
+        workers: searches at the same time, each with its share of the queries. More than one only for a retriever whose
+            fingerprint stays what it is: a remote one's is that of its last answer, to whichever thread.
         watch: called after each search with (requests, queries, seconds), for metrics.
     """
 
@@ -74,13 +76,19 @@ class Gatherer:
         """The hits for `queries`. Cancelling takes them out of the queue; a search that runs already goes on."""
         if self._closing:
             raise QueueFullError("The server is stopping.")
-        if self.waiting_queries + len(queries) > self._max_queue:
+        if self.waiting_queries and self.waiting_queries + len(queries) > self._max_queue:
             raise QueueFullError(f"{self.waiting_queries} queries are waiting, of at most {self._max_queue}.")
         request = _Request(tuple(queries), k, asyncio.get_running_loop().create_future())
         self._queue.append(request)
         self.waiting_queries += len(queries)
         self._start()
-        return await request.future
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            if request in self._queue:  # by identity: it still waits
+                self._queue.remove(request)
+                self.waiting_queries -= len(request.queries)
+            raise
 
     async def close(self) -> None:
         """Refuse new requests, finish those that were accepted, and stop the threads."""
@@ -110,21 +118,19 @@ class Gatherer:
         brings the next question.
         """
         share = -(-(self.waiting_queries + self._searching_queries) // self._workers)
-        most = min(self._max_batch, share)
+        most = max(1, min(self._max_batch, share))
         batch: list[_Request] = []
-        left: deque[_Request] = deque()
+        passed_over: list[_Request] = []
         size = 0
-        while self._queue:
+        while self._queue and size < most:
             request = self._queue.popleft()
-            if request.future.done():  # cancelled while it waited
-                self.waiting_queries -= len(request.queries)
-            elif batch and (request.k != batch[0].k or size + len(request.queries) > most):
-                left.append(request)
+            if batch and (request.k != batch[0].k or size + len(request.queries) > most):
+                passed_over.append(request)
             else:
                 batch.append(request)
                 size += len(request.queries)
-                self.waiting_queries -= len(request.queries)
-        self._queue = left
+        self._queue.extendleft(reversed(passed_over))
+        self.waiting_queries -= size
         return batch
 
     async def _serve(self, batch: list[_Request]) -> None:
@@ -134,8 +140,8 @@ class Gatherer:
         except Exception as error:
             if len(batch) > 1:
                 # One request's query may be what breaks the search: let the others have their answers.
-                for request in batch:
-                    await self._serve([request])
+                for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+                    await self._serve(half)
             elif not batch[0].future.done():
                 batch[0].future.set_exception(error)
             return
@@ -149,10 +155,15 @@ class Gatherer:
         unique = list(dict.fromkeys(query for request in batch for query in request.queries))
         started = loop.time()
         k = batch[0].k
-        # The fingerprint too is asked for in the thread: that of remote shards is a request of its own.
-        results, fingerprint = await loop.run_in_executor(
-            self._pool, lambda: (retriever.search(unique, k), retriever.fingerprint)
-        )
+
+        def search() -> tuple[list[list[Hit]], str]:
+            try:
+                # The fingerprint too is asked for in the thread: that of remote shards is a request of its own.
+                return retriever.search(unique, k), retriever.fingerprint
+            except StopIteration as error:  # which no future can carry: its waiter would wait for ever
+                raise RuntimeError("The retriever ran out of something (StopIteration).") from error
+
+        results, fingerprint = await loop.run_in_executor(self._pool, search)
         if self._watch:
             self._watch(len(batch), sum(len(r.queries) for r in batch), loop.time() - started)
         if len(results) != len(unique):

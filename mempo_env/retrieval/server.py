@@ -96,12 +96,13 @@ class SearchService:
         self.limits = limits
         self.metrics = _Metrics()
         self.started = time.time()
-        self._first = retriever
+        self._first: Retriever | None = retriever
         self._gatherer: Gatherer | None = None
 
     @property
     def gatherer(self) -> Gatherer:
         if self._gatherer is None:
+            assert self._first is not None
             self._gatherer = Gatherer(
                 self._first,
                 max_batch_queries=self.limits.max_batch_queries,
@@ -109,6 +110,7 @@ class SearchService:
                 workers=self.limits.workers,
                 watch=self.metrics.searched,
             )
+            self._first = None  # a replaced index must not be held
             self.metrics.waiting.set_function(lambda: self.gatherer.waiting_queries)
         return self._gatherer
 

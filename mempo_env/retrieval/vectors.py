@@ -58,8 +58,7 @@ def training_rows(factory: str, dimensions: int, count: int) -> int:
         return 0
     inner = _inner(index)
     lists = inner.nlist if isinstance(inner, faiss.IndexIVF) else 1
-    codes = faiss.downcast_index(inner.storage) if isinstance(inner, faiss.IndexHNSW) else inner
-    centroids = max(lists, codes.pq.ksub if hasattr(codes, "pq") else 1)
+    centroids = max(lists, _code_values(inner))
     if centroids > count:
         what, better = f"{lists} lists", f"at most {max(1, count // 40)} lists"
         if lists < centroids:
@@ -68,15 +67,34 @@ def training_rows(factory: str, dimensions: int, count: int) -> int:
     return min(count, max(64 * centroids, 65_536))
 
 
+def _code_values(inner: Any) -> int:
+    """Values that a part of a code can take, each of which is learnt; 256, the usual, for codes not known here."""
+    faiss = import_faiss()
+    if isinstance(inner, faiss.IndexHNSW):
+        inner = faiss.downcast_index(inner.storage)
+    if isinstance(
+        inner, (faiss.IndexFlat, faiss.IndexIVFFlat, faiss.IndexScalarQuantizer, faiss.IndexIVFScalarQuantizer)
+    ):
+        return 1
+    return int(inner.pq.ksub) if isinstance(inner, (faiss.IndexPQ, faiss.IndexIVFPQ)) else 256
+
+
 def train_and_add(index: Any, training: np.ndarray, blocks: Iterator[np.ndarray], seed: int) -> Iterator[int]:
-    """Train on `training` [M, D], add the blocks [., D] in order, and yield the vectors added so far."""
+    """Train on `training` [M, D], add the blocks [., D] in order, and yield the vectors added so far.
+
+    Raises DataError, with FAISS's reason, where the index cannot be trained on so few.
+    """
     faiss = import_faiss()
     if not index.is_trained:
         inner = _inner(index)
         if isinstance(inner, faiss.IndexIVF):
             inner.cp.seed = seed
             _set_quantizer_effort(inner, 1)
-        index.train(np.ascontiguousarray(training, np.float32))
+        try:
+            index.train(np.ascontiguousarray(training, np.float32))
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise DataError(f"FAISS cannot train this index on {len(training)} passages ({reason}).") from None
     inner = _inner(index)
     if isinstance(inner, faiss.IndexHNSW):
         inner.hnsw.efConstruction = _HNSW_BUILD_EFFORT

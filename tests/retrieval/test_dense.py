@@ -370,7 +370,8 @@ def test_factories_that_make_no_sense_are_refused() -> None:
         estimate_dense(100, 64, "Flaat")
     with pytest.raises(ValueError, match="1024 lists for 100 passages"):
         estimate_dense(100, 64, "IVF1024,Flat")
-    for factory in ("PQ8x8", "IVF10,PQ8x8", "HNSW16_PQ8", "OPQ8,IVF10,PQ8x8"):  # 8 bits: 2^8 values for each part
+    # 8 bits: 2^8 values for each part of a code. The last three are not known here, and taken to be the usual.
+    for factory in ("PQ8x8", "IVF10,PQ8x8", "HNSW16_PQ8", "OPQ8,IVF10,PQ8x8", "RQ8x8", "IVF10,RQ8x8", "PQ8x8,RFlat"):
         with pytest.raises(ValueError, match=f"'{factory}' has 256 code values for 255 passages. Use SQ8, or Flat"):
             estimate_dense(255, 64, factory)
         estimate_dense(256, 64, factory)

@@ -24,7 +24,10 @@ def test_read_ahead_reads_every_file_through_links_or_none(tmp_path: Path, monke
     monkeypatch.setattr("mempo_env.retrieval.memory._READ_AT_ONCE", 64)  # 1000 bytes take 16 reads
     assert read_ahead(folder) == 1030
     (folder / "gone").symlink_to(tmp_path / "taken away")
+    (folder / "loop").symlink_to(folder / "loop")
     assert read_ahead(folder) == 1030
+    assert read_ahead(folder / "dense", folder / "corpus") == 1030
+    assert read_ahead(folder / "dense") == 30
     monkeypatch.setattr("mempo_env.retrieval.memory.available_memory", lambda: 2060)
     assert read_ahead(folder) == 1030
     monkeypatch.setattr("mempo_env.retrieval.memory.available_memory", lambda: 2059)
@@ -33,43 +36,74 @@ def test_read_ahead_reads_every_file_through_links_or_none(tmp_path: Path, monke
     assert read_ahead(folder) == 1030
 
 
-def _system(root: Path, cgroup: str, files: dict[str, int | str]) -> tuple[Path, Path]:
-    """A /proc with 8,000 MiB available and this /proc/self/cgroup, and control groups with these files (MiB)."""
+def _system(root: Path, cgroup: str | bytes, files: dict[str, int | str]) -> tuple[Path, Path]:
+    """A /proc with 8,000 MiB available and this /proc/self/cgroup, and control groups with these files (in MiB)."""
     proc, groups = root / "proc", root / "cgroup"
     (proc / "self").mkdir(parents=True)
     (proc / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {8000 * 1024} kB\n")
-    (proc / "self/cgroup").write_text(cgroup)
+    (proc / "self/cgroup").write_bytes(cgroup.encode() if isinstance(cgroup, str) else cgroup)
     for name, value in files.items():
         (groups / name).parent.mkdir(parents=True, exist_ok=True)
-        text = f"cache 77\nanon {value * MIB}\ntotal_rss {value * MIB}\n" if name.endswith(".stat") else value
-        (groups / name).write_text(str(text if isinstance(text, str) else text * MIB))
+        (groups / name).write_text(value if isinstance(value, str) else f"{value * MIB}\n")
     return proc, groups
 
 
+def _stat(total: str = "", **mib: int) -> str:
+    return "".join(f"{total}{name} {value * MIB}\n" for name, value in mib.items())
+
+
 V1 = "12:cpu,cpuacct:/\n4:memory:/pod/one\n1:name=systemd:/x:y\n"
+ONE, V1_TOP = "pod/one/memory", "memory/memory"
 
 
 @pytest.mark.parametrize(
     ("cgroup", "files", "room"),
     [
         ("0::/pod/one\n", {}, 8000),  # no limits to be seen
-        ("0::/pod/one\n", {"pod/one/memory.max": 600, "pod/one/memory.stat": 110}, 490),
-        ("0::/pod/one\n", {"pod/one/memory.max": "max\n", "pod/one/memory.stat": 110}, 8000),
+        # Of 500 MiB in use, 390 are the cache of files, which the system takes back: 600 - 500 + 390.
+        (
+            "0::/pod/one\n",
+            {
+                f"{ONE}.max": 600,
+                f"{ONE}.current": 500,
+                f"{ONE}.stat": _stat(anon=110, active_file=300, inactive_file=80, slab_reclaimable=10, shmem=100),
+            },
+            490,
+        ),
+        ("0::/pod/one\n", {f"{ONE}.max": "max\n", f"{ONE}.current": 500}, 8000),
+        ("0::/pod/one\n", {f"{ONE}.max": 600}, 600),  # the use is not to be seen: the limit is
+        (
+            "0::/pod/one\n",
+            {f"{ONE}.max": 600, f"{ONE}.current": 100, f"{ONE}.stat": "\nfile 3 4\nactive_file x\n"},
+            500,
+        ),
         # A group above has a tighter limit than one's own.
         (
             "0::/pod/one\n",
-            {"pod/one/memory.max": 600, "pod/one/memory.stat": 0, "pod/memory.max": 500, "pod/memory.stat": 300},
+            {f"{ONE}.max": 600, f"{ONE}.current": 0, "pod/memory.max": 500, "pod/memory.current": 300},
             200,
         ),
         # In a container, one's own group is the top one, whatever /proc calls it.
-        ("0::/\n", {"memory.max": 600, "memory.stat": 600}, 0),
-        (V1, {"memory/memory.limit_in_bytes": 600, "memory/memory.stat": 100}, 500),
-        (V1, {"memory/pod/one/memory.limit_in_bytes": 600, "memory/pod/one/memory.stat": 700}, 0),
+        ("0::/\n", {"memory.max": 600, "memory.current": 700}, 0),
+        (
+            V1,
+            {
+                f"{V1_TOP}.limit_in_bytes": 600,
+                f"{V1_TOP}.usage_in_bytes": 400,
+                f"{V1_TOP}.stat": _stat(active_file=7) + _stat("total_", active_file=200, inactive_file=100, rss=100),
+            },
+            500,
+        ),
+        (V1, {"memory/pod/one/memory.limit_in_bytes": 600, "memory/pod/one/memory.usage_in_bytes": 550}, 50),
         # Beside the groups of memory, others may stand: nothing outside them is asked.
-        (V1, {"memory.max": 1, "memory.stat": 0, "memory.limit_in_bytes": 1}, 8000),
+        (V1, {"memory.max": 1, "memory.current": 0, "memory.limit_in_bytes": 1}, 8000),
+        # Names of groups are bytes, and lines may be none.
+        (b"0::/a\xff\xe2\x80\xa8b\n\nodd\n3:memory\n", {"memory.max": 600}, 600),
     ],
 )
-def test_a_container_s_limit_counts(tmp_path: Path, cgroup: str, files: dict[str, int | str], room: int) -> None:
+def test_a_container_s_limit_counts(
+    tmp_path: Path, cgroup: str | bytes, files: dict[str, int | str], room: int
+) -> None:
     assert available_memory(*_system(tmp_path, cgroup, files)) == room * MIB
 
 

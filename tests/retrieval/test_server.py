@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +19,7 @@ import pytest
 from retrieval_support import StubRetriever, serve
 
 from mempo_env.retrieval.bm25 import BM25Retriever
-from mempo_env.types import Passage
+from mempo_env.types import Hit, Passage
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
@@ -303,6 +305,106 @@ def test_workers_share_the_queries_alike() -> None:
         await gatherer.close()
 
     asyncio.run(scenario())
+
+
+def test_what_is_cancelled_takes_no_place_and_no_share() -> None:
+    async def scenario() -> None:
+        stub = StubRetriever(seconds=0.1)
+        gatherer = Gatherer(stub, workers=2, max_queue_queries=40)
+        running = [asyncio.create_task(gatherer.search([f"r{i}"], 1)) for i in range(2)]
+        await asyncio.sleep(0.02)
+        gone = [asyncio.create_task(gatherer.search([f"gone{i}"], 1)) for i in range(40)]
+        await asyncio.sleep(0)
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        assert gatherer.waiting_queries == 0
+        await asyncio.gather(*(gatherer.search([f"q{i}"], 1) for i in range(10)), *running)
+        assert stub.calls in ([1, 1, 5, 5], [1, 1, 6, 4])
+        await gatherer.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_go_along_keeps_its_order() -> None:
+    async def scenario() -> None:
+        stub = StubRetriever(seconds=0.02)
+        gatherer = Gatherer(stub)
+        asked = [(1, 1), (1, 1), (4, 2), (5, 3), (1, 1), (6, 2)]  # queries and k; the first is searched alone
+        await asyncio.gather(*(gatherer.search([f"q{i}"] * n, k) for i, (n, k) in enumerate(asked)))
+        assert stub.calls == [1, 2, 2, 1]  # equal queries are searched once: k=1 twice, k=2 twice, k=3
+        stub.calls.clear()
+        asked = [(1, 1), (2, 2), (3, 3), (4, 4)]
+        await asyncio.gather(*(gatherer.search([f"q{i}" for i in range(n)], k) for n, k in asked))
+        assert stub.calls == [1, 2, 3, 4]
+        await gatherer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_request_larger_than_the_queue_is_served_where_nobody_waits() -> None:
+    async def scenario() -> None:
+        stub = StubRetriever(seconds=0.05)
+        gatherer = Gatherer(stub, max_queue_queries=3)
+        found = asyncio.create_task(gatherer.search([f"q{i}" for i in range(10)], 1))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(gatherer.search(["one"], 1))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="1 queries are waiting, of at most 3"):
+            await gatherer.search(["a", "b", "c"], 1)
+        assert len((await found).hits) == 10
+        await waiting
+        assert (await gatherer.search([], 1)).hits == []
+        await gatherer.close()
+
+    asyncio.run(scenario())
+
+
+def test_one_broken_query_is_found_by_halving() -> None:
+    async def scenario() -> None:
+        stub = StubRetriever(seconds=0.05)
+        gatherer = Gatherer(stub)
+        first = asyncio.create_task(gatherer.search(["first"], 1))
+        await asyncio.sleep(0.01)
+        tasks = [gatherer.search(["boom" if i == 5 else f"q{i}"], 1) for i in range(8)]
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(item).__name__ for item in found] == ["Found"] * 5 + ["RuntimeError"] + ["Found"] * 2
+        assert stub.calls == [1, 8, 4, 4, 2, 1, 1, 2]  # the half of 5, then of 5 and 4
+        await first
+        await gatherer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_retriever_that_ends_an_iteration_costs_its_request_only() -> None:
+    class Ending(StubRetriever):
+        def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+            if queries == ["end"]:
+                raise StopIteration
+            return super().search(queries, k)
+
+    async def scenario() -> None:
+        gatherer = Gatherer(Ending())
+        async with asyncio.timeout(20):
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                await gatherer.search(["end"], 1)
+            assert len((await gatherer.search(["q"], 1)).hits) == 1
+        await gatherer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_replaced_index_is_let_go() -> None:
+    first: StubRetriever | None = StubRetriever()
+    gone = weakref.ref(first)
+    app = create_app(first)
+    with serve(app) as url:
+        assert post(url, queries=["q"]).status_code == 200
+        app.state.service.swap(StubRetriever(fingerprint="stub-2"))
+        first = None
+        assert post(url, queries=["q"]).headers["X-Index-Fingerprint"] == "stub-2"
+        gc.collect()
+        assert gone() is None
 
 
 def test_gatherer_forgets_cancelled_requests_and_keeps_ks_apart() -> None:
