@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,44 @@ SETTINGS = "settings.json"
 TRAJECTORIES = "trajectories.jsonl"
 
 
-def claim(path: Path, mine: Mapping[str, Any], default: Mapping[str, Any] | None = None) -> None:
+def claim(
+    path: Path, mine: Mapping[str, Any], default: Mapping[str, Any] | None = None, free: Sequence[str] = ()
+) -> None:
     """Write down in the file `path` what this run is, or check that its folder holds the same one.
 
-    default: values that a file from before they were known stands for. Raises DataError for another run.
+    default: values that a file from before they were known stands for. free: names that may differ, as "update.epochs"
+    where they are inside another. Raises DataError for another run, and for checkpoints of which no file says what they
+    are of.
     """
     mine = json.loads(json.dumps(dict(mine)))
     if not path.exists():
+        if any((path.parent / "checkpoints").glob("step-*")):
+            raise DataError(
+                f"{path.parent} has checkpoints, but no {path.name} that says of which run. Put that file back, or "
+                "name another folder."
+            )
         write_json(path, mine)
         return
-    theirs = {**json.loads(json.dumps(dict(default or {}))), **read_json(path)}
-    changed = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+    theirs = {**_flat(json.loads(json.dumps(dict(default or {})))), **_flat(read_json(path))}
+    mine = _flat(mine)
+    changed = sorted(n for n in {*mine, *theirs} if n not in free and mine.get(n) != theirs.get(n))
     if changed:
         named = ", ".join(changed) if len(changed) <= 8 else f"{', '.join(changed[:6])} and {len(changed) - 6} more"
         raise DataError(
             f"{path.parent} holds another run, with other {named}. Name another folder, or give that run's settings to "
             "continue it."
         )
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested names joined by dots: {"a": {"b": 1}} is {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{before}{name}.")
+        else:
+            flat[before + name] = value
+    return flat
 
 
 @contextmanager

@@ -53,6 +53,5 @@ def run(
             bar(record["done"], f"update {record['step']}", figures_of(record))
 
         record = run_course(settings, out, watch, track=trackers_from(track))
-    typer.echo(
-        f"Done: F1 {record['eval_f1']:.3f} after {record['tokens']:,} tokens. Models: {out / 'checkpoints'}", err=True
-    )
+    reached = f": F1 {record['eval_f1']:.3f} after {record['tokens']:,} tokens" if "eval_f1" in record else ""
+    typer.echo(f"Done{reached}. Models: {out / 'checkpoints'}", err=True)

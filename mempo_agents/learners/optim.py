@@ -37,11 +37,26 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         if self.kind not in ("adamw", "muon"):
             raise ValueError(f"optimizer: expected 'adamw' or 'muon', got {self.kind!r}.")
-        for name in ("lr", "matrix_lr"):
+        for name in ("lr", "matrix_lr", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: expected a number of at least 0, got {getattr(self, name)}.")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm: expected a positive number or None, got {self.clip_norm}.")
+
+
+def check_least(settings: Any, least: int, *names: str) -> None:
+    """ValueError for a setting below `least`; None is none."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < least:
+            raise ValueError(f"{name}: expected at least {least}, got {value}.")
+
+
+def check_shares(settings: Any, *names: str) -> None:
+    """ValueError for a setting outside [0, 1]."""
+    for name in names:
+        if not 0 <= getattr(settings, name) <= 1:
+            raise ValueError(f"{name}: expected a share in [0, 1], got {getattr(settings, name)}.")
 
 
 class MasterOptimizer:

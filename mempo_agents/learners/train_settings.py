@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mempo_agents.learners.optim import OptimizerSettings
+from mempo_agents.learners.optim import OptimizerSettings, check_least, check_shares
 from mempo_agents.learners.samplers import check_sampler
 from mempo_agents.learners.shards import check_shards
 from mempo_agents.learners.update import UpdateSettings
@@ -67,9 +67,10 @@ class TrainSettings:
     collapse: float = 0.3
 
     def __post_init__(self) -> None:
-        for name in ("updates", "tasks", "group_size", "batch_size", "max_new_tokens", "objectives", "top_k", "keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}.")
+        check_least(self, 1, "updates", "tasks", "group_size", "batch_size", "max_new_tokens", "objectives", "top_k")
+        check_least(self, 1, "max_steps", "eval_tasks", "keep")
+        check_least(self, 0, "seed", "lora_rank", "evaluate_every", "save_every")
+        check_shares(self, "warmup", "decay")
         check_sampler(self.sampler, self.sampler_options, self.guided)
         if self.shard:
             check_shards(self.optimizer.kind)

@@ -47,6 +47,9 @@ from mempo_env.errors import EngineError, MempoError
 from mempo_env.retrieval import get_retriever
 from mempo_env.tasks import check_split, compose, load_dataset
 
+# What a run may go on with another value of: its weights are the same, up to the rounding of other batches.
+_FREE = ("batch_size", "update.micro_tokens", "save_every", "keep")
+
 
 class Trainer:
     """One run in one folder. `run` does everything; `play`, `credit` and `learn` are its three parts.
@@ -77,6 +80,7 @@ class Trainer:
         self.dataset = load_dataset(settings.dataset, settings.corpus)
         for split in (settings.split, *((settings.eval_split,) if settings.evaluate_every else ())):
             check_split(self.dataset, split)
+            get_retriever(settings.retriever, self.dataset, split)  # refused here, before the folder is claimed
         self.engine = self._engine(model, tokenizer)
         self.processes.sharded = settings.shard and self.processes.count > 1
         self.reference = self._reference() if settings.update.kl_coefficient else None
@@ -336,7 +340,7 @@ class Trainer:
         path = self.folder / SETTINGS
         if self.processes.is_main or path.exists():
             mine = {**asdict(self.settings), "dataset_fingerprint": self.dataset.fingerprint}
-            claim(path, mine, default=asdict(TrainSettings()))  # the file may be older than a setting
+            claim(path, mine, default=asdict(TrainSettings()), free=_FREE)  # the file may be older than a setting
         self.processes.wait()
 
 

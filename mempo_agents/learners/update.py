@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from mempo_agents.learners.losses import (
     token_entropy,
     token_logprobs,
 )
-from mempo_agents.learners.optim import MasterOptimizer
+from mempo_agents.learners.optim import MasterOptimizer, check_least
 from mempo_agents.learners.processes import Processes
 from mempo_agents.trajectory import Trajectory
 
@@ -62,11 +62,22 @@ class UpdateSettings:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.old_logprobs not in ("sampler", "recomputed"):
-            raise ValueError(f"old_logprobs: expected 'sampler' or 'recomputed', got {self.old_logprobs!r}.")
-        for name in ("epochs", "mini_batches", "micro_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}.")
+        for name, known in (
+            ("aggregation", get_args(Aggregation)), ("kl", get_args(KL)), ("old_logprobs", ("sampler", "recomputed")),
+        ):  # fmt: skip
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}.")
+        if self.aggregation == "constant" and not (self.constant or 0.0) > 0:
+            raise ValueError(f"aggregation: 'constant' needs a positive constant, got {self.constant}.")
+        if not 0 < self.clip_low <= 1:
+            raise ValueError(f"clip_low: expected a number in (0, 1], got {self.clip_low}.")
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise ValueError(f"dual_clip: expected a number above 1 or None, got {self.dual_clip}.")
+        for name in ("clip_high", "kl_coefficient", "entropy_coefficient", "temperature"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name}: expected a number of at least 0, got {value}.")
+        check_least(self, 1, "epochs", "mini_batches", "micro_tokens")
 
 
 def train_rows(
@@ -228,8 +239,8 @@ class _Update:
         self.losses.append(loss)
 
     def _scales(self, rows: Sequence[TrainRow]) -> tuple[Tensor, int]:
-        """The weight of each of this process's rows in the mean over the rows of all processes, [R], and how many tokens
-        all those rows train."""
+        """The weight of each of this process's rows in the mean over all rows of all processes, [R]; the number of
+        tokens that all those rows train."""
         told = [(int(row.mask.sum()), row.trajectory) for row in rows]
         everyone = self.processes.gather(told)
         flat = [(count, (rank, number)) for rank, part in enumerate(everyone) for count, number in part]

@@ -7,6 +7,7 @@ any moment and started again, it ends with the same weights, bit for bit on a CP
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import time
@@ -24,7 +25,7 @@ from mempo_agents.learners.batches import TrainRow, collate, micro_batches, resp
 from mempo_agents.learners.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from mempo_agents.learners.losses import token_logprobs
 from mempo_agents.learners.metrics_log import MetricsLog
-from mempo_agents.learners.optim import MasterOptimizer, OptimizerSettings, rate_at
+from mempo_agents.learners.optim import MasterOptimizer, OptimizerSettings, check_least, check_shares, rate_at
 from mempo_agents.learners.processes import Processes
 from mempo_agents.policies import get_policy
 from mempo_agents.rollout import rollout
@@ -53,6 +54,15 @@ class WarmStartSettings:
     save_every: int = 100
     evaluate_every: int = 200
     keep: int = 2
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "seed")
+        check_least(self, 1, "batch_tokens", "micro_tokens", "save_every", "evaluate_every", "keep")
+        check_shares(self, "warmup", "decay")
+
+
+# What a run may go on with another value of: its weights are the same, up to the rounding of other micro-batches.
+_FREE = ("micro_tokens", "save_every", "keep")
 
 
 def teacher_rows(trajectories: Iterable[Trajectory], *, least_f1: float = 1.0) -> list[TrainRow]:
@@ -119,12 +129,29 @@ def shards(rows: Sequence[TrainRow], *, epochs: int = 1, shard_rows: int = 512, 
         raise DataError("There is nothing to train on: no trajectory had all answers right and every step well-formed.")
     per_epoch = math.ceil(len(rows) / shard_rows)
 
-    def chunk(c: int) -> list[TrainRow]:
-        epoch, part = divmod(c, per_epoch)
-        order = np.random.default_rng([seed, epoch]).permutation(len(rows))
-        return [rows[i] for i in order[part * shard_rows : (part + 1) * shard_rows]]
+    return _Shards(rows, per_epoch, shard_rows, seed), per_epoch * epochs
 
-    return chunk, per_epoch * epochs
+
+@dataclass(frozen=True, slots=True)
+class _Shards:
+    rows: Sequence[TrainRow]
+    per_epoch: int
+    shard_rows: int
+    seed: int
+
+    def __call__(self, c: int) -> list[TrainRow]:
+        epoch, part = divmod(c, self.per_epoch)
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
+        return [self.rows[i] for i in order[part * self.shard_rows : (part + 1) * self.shard_rows]]
+
+    def fingerprint(self) -> str:
+        """Of the tokens and of which are trained: other trajectories, data, corpora or tokenizers have another."""
+        digest = hashlib.blake2b(digest_size=16)
+        for row in self.rows:
+            for part in (row.prompt_ids, row.response_ids, row.mask):
+                values = np.asarray(part, dtype=np.int64)
+                digest.update(len(values).to_bytes(8, "little") + values.tobytes())
+        return digest.hexdigest()
 
 
 def warm_start(
@@ -148,11 +175,14 @@ def warm_start(
     and at the end; what it returns is logged. stop: asked after each evaluation with the record; True ends the run
     there. processes: several share the rows of each update; the weights agree with one process's up to rounding, and
     bit for bit with another run of as many. about: what decides the model and the chunks; a folder whose run has other
-    values, or other settings, is refused with DataError. track: trackers that get the records as well, see
+    values, other rows where `chunk` comes of `shards`, or other settings that decide the weights, is refused with
+    DataError. track: trackers that get the records as well, see
     `learners.trackers`. Returns the last record. Raises FloatingPointError when the loss is no number, after which the
     newest checkpoint still holds good weights.
     """
     what = {"kind": "warm_start", "chunks": chunks, **(about or {}), **asdict(settings)}
+    if isinstance(chunk, _Shards):
+        what["rows"] = chunk.fingerprint()
     log = MetricsLog(folder, track=track, about=what)
     run = _Run(model, tokenizer, settings, folder, evaluate, watch, stop, processes or Processes(), what, log)
     if not run.processes.is_main:
@@ -182,7 +212,7 @@ class _Run:
     def go(self, chunk: Chunk, chunks: int) -> dict[str, Any]:
         self.optimizer = MasterOptimizer(self.model, self.settings.optimizer)
         if self.processes.is_main:
-            claim(self.folder / SETTINGS, self.what)
+            claim(self.folder / SETTINGS, self.what, default=self.what, free=_FREE)  # the file may be older than a name
         finished = self._resume()
         if finished:
             return self.log.last()

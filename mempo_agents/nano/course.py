@@ -9,7 +9,8 @@ from typing import Any
 
 from mempo_agents.engines.base import Sampling
 from mempo_agents.engines.hf import HFEngine
-from mempo_agents.learners.optim import OptimizerSettings
+from mempo_agents.learners.lora import trainable
+from mempo_agents.learners.optim import OptimizerSettings, check_least, check_shares
 from mempo_agents.learners.warm_start import WarmStartSettings, warm_start
 from mempo_agents.metrics import summarise
 from mempo_agents.nano.lessons import CURRICULUM, Lessons, Stage
@@ -51,6 +52,10 @@ class CourseSettings:
     def __post_init__(self) -> None:
         if self.protocol not in TAUGHT:
             raise UnknownNameError("protocol for a nano model", self.protocol, TAUGHT)
+        check_least(self, 0, "seed")
+        check_least(self, 1, "tokens", "eval_tasks", "evaluate_every", "batch_tokens", "save_every")
+        if self.stop_at is not None:
+            check_shares(self, "stop_at")
 
 
 def run_course(
@@ -72,7 +77,7 @@ def run_course(
         start = HFEngine(settings.start, dtype="bfloat16")
         if start.tokenizer.get_vocab() != tokenizer.get_vocab():
             raise DataError(f"{settings.start} has another vocabulary; start from a model that this version trained.")
-        model, curriculum = start.model, CURRICULUM[-1:]
+        model, curriculum = trainable(start.model, 0), CURRICULUM[-1:]  # adapters are merged
     # On CPUs the backward pass of the fused attention takes twice as long in bfloat16 as plain matrix products.
     model.set_attn_implementation("eager")
     codec = HFTokenizer(tokenizer, name="nano")
@@ -100,7 +105,12 @@ def run_course(
         evaluate=lambda: measure(engine, settings.protocol, tasks=settings.eval_tasks),
         watch=watch,
         stop=None if settings.stop_at is None else lambda record: record["eval_f1"] >= settings.stop_at,
-        about={"protocol": settings.protocol, "start": settings.start},
+        about={
+            "protocol": settings.protocol,
+            "start": settings.start,
+            "stop_at": settings.stop_at,
+            "eval_tasks": settings.eval_tasks,
+        },
         track=track,
     )
 

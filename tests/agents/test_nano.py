@@ -222,3 +222,17 @@ def test_the_adapters_taught_the_protocol():
     environment = {"dataset": world, "split": "test", "max_steps": 2}
     played = list(rollout(policy, list(tasks), env_kwargs=environment, batch_size=2))
     assert all(step.format_valid for trajectory in played for step in trajectory.steps)
+
+
+def test_a_course_goes_on_from_adapters_which_are_merged(tmp_path):
+    pytest.importorskip("peft")
+    from mempo_agents.learners.lora import add_adapters
+
+    base = HFEngine("nano-mempo", dtype="bfloat16")
+    adapted = add_adapters(base.model, 2, base="nano-mempo")
+    adapted.save_pretrained(tmp_path / "adapters", save_embedding_layers=False)
+    base.tokenizer.save_pretrained(tmp_path / "adapters")
+    settings = CourseSettings(tokens=1, eval_tasks=1, start=str(tmp_path / "adapters"), save_every=1, batch_tokens=64)
+    assert run_course(settings, tmp_path / "run", track=())["done"] == 1.0
+    saved = sorted((tmp_path / "run" / "checkpoints").glob("step-*/model/model.safetensors"))[-1]
+    assert not any("lora" in name for name in load_file(saved))

@@ -27,6 +27,8 @@ from mempo_agents.learners.monitors import CollapseRule, rollout_figures  # noqa
 from mempo_agents.learners.optim import OptimizerSettings  # noqa: E402
 from mempo_agents.learners.trainer import Trainer, TrainSettings  # noqa: E402
 from mempo_agents.learners.update import UpdateSettings, train_rows  # noqa: E402
+from mempo_agents.learners.warm_start import WarmStartSettings  # noqa: E402
+from mempo_agents.nano.course import CourseSettings  # noqa: E402
 from mempo_agents.nano.model import nano_model  # noqa: E402
 from mempo_agents.nano.tokenizer import nano_tokenizer  # noqa: E402
 from mempo_env.errors import DataError, MempoError, RetrievalError, UnknownNameError  # noqa: E402
@@ -286,6 +288,31 @@ def test_unknown_names_are_refused_before_anything_runs(tmp_path):
         dataclasses.replace(SETTINGS, reward="papper")
     with pytest.raises(ValueError, match="critic"):
         Trainer(dataclasses.replace(SETTINGS, estimator="gae"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (TrainSettings, {"seed": -1, "eval_tasks": 0, "max_steps": 0, "lora_rank": -1, "evaluate_every": -1,
+                         "save_every": -1, "keep": 0, "tasks": 0, "warmup": 1.5, "decay": -0.1}),
+        (WarmStartSettings, {"seed": -1, "batch_tokens": 0, "micro_tokens": 0, "save_every": 0, "evaluate_every": 0,
+                             "keep": 0, "warmup": float("nan"), "decay": 2.0}),
+        (UpdateSettings, {"aggregation": "tokn", "constant": None, "clip_low": 0.0, "clip_high": -0.1, "dual_clip": 1.0,
+                          "kl": "k4", "kl_coefficient": -0.1, "entropy_coefficient": float("nan"), "micro_tokens": 0,
+                          "temperature": -1.0, "old_logprobs": "new"}),
+        (OptimizerSettings, {"kind": "sgd", "lr": float("nan"), "matrix_lr": -1.0, "weight_decay": -0.1,
+                             "clip_norm": 0.0}),
+        (CourseSettings, {"seed": -1, "tokens": 0, "eval_tasks": 0, "evaluate_every": 0, "batch_tokens": 0,
+                          "save_every": 0, "stop_at": 1.5}),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_are_refused_by_name(kind, values):
+    kind()
+    for name, value in values.items():
+        said = {"kind": "optimizer", "constant": "aggregation"}.get(name, name)
+        rest = {"aggregation": "constant"} if name == "constant" else {}
+        with pytest.raises(ValueError, match=f"^{said}: .*{value}"):
+            kind(**{name: value}, **rest)
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):

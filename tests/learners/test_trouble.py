@@ -191,9 +191,50 @@ def test_the_folder_of_another_kind_of_run_is_refused(tmp_path, whole, monkeypat
     code, error = mempo(monkeypatch, capsys, *words)
     assert code == 2
     assert re.search(r"run holds another run, with other batch_size, .* and \d+ more\. Name another folder", error)
+    with pytest.raises(DataError, match=r"expected a checkpoint of warm_start, got one of train. Name another folder"):
+        load_checkpoint(checkpoints(tmp_path / "run" / "checkpoints")[-1], "warm_start")
+
+
+def test_checkpoints_that_no_file_names_are_not_gone_on_from(tmp_path, whole):
+    shutil.copytree(whole[0], tmp_path / "run")
     (tmp_path / "run" / "settings.json").unlink()
-    code, error = mempo(monkeypatch, capsys, *words)
-    assert (code, "expected a checkpoint of warm_start, got one of train. Name another folder." in error) == (2, True)
+    files = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(
+        DataError, match=r"run has checkpoints, but no settings\.json .*Put that file back, or name another"
+    ):
+        trainer(tmp_path / "run", dataclasses.replace(SETTINGS, seed=5), track=()).run()
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == files
+
+
+def test_what_does_not_decide_the_weights_may_change_on_the_way(tmp_path, whole):
+    """As after running out of memory. Other batches agree up to rounding only."""
+    with pytest.raises(KilledError):
+        trainer(tmp_path, watch=kill_at(3), track=()).run()
+    written = (tmp_path / "settings.json").read_bytes()
+    smaller = dataclasses.replace(SETTINGS.update, micro_tokens=100)
+    trainer(tmp_path, dataclasses.replace(SETTINGS, batch_size=2, update=smaller, save_every=2, keep=1), track=()).run()
+    assert [line["step"] for line in timeless(tmp_path)] == [line["step"] for line in timeless(whole[0])]
+    assert timeless(tmp_path)[-1]["loss"] == pytest.approx(timeless(whole[0])[-1]["loss"], abs=1e-4)
+    assert (tmp_path / "settings.json").read_bytes() == written
+    other = dataclasses.replace(SETTINGS, update=dataclasses.replace(smaller, epochs=3, clip_low=0.1))
+    with pytest.raises(DataError, match=r"other update\.clip_low, update\.epochs\. Name"):
+        trainer(tmp_path, other, track=()).run()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--retriever", "foo"), "Unknown retriever 'foo'"),
+        (("--aggregation", "foo"), "aggregation: expected one of token, sequence, trajectory, constant, got 'foo'."),
+        (("--aggregation", "constant"), "aggregation: 'constant' needs a positive constant, got None."),
+        (("--clip-low", "0"), "clip_low: expected a number in (0, 1], got 0.0."),
+    ],
+)
+def test_a_wrong_setting_claims_no_folder(tmp_path, whole, monkeypatch, capsys, words, message):
+    command = ("train", "--out", str(tmp_path / "run"), "--model", str(whole[0] / "best"), *SMALL, "--track", "none")
+    code, error = mempo(monkeypatch, capsys, *command, *words)
+    assert (code, message in error) == (2, True), error
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_warm_start_with_other_settings_is_another_run(tmp_path, whole, monkeypatch, capsys):
@@ -203,10 +244,10 @@ def test_a_warm_start_with_other_settings_is_another_run(tmp_path, whole, monkey
     assert json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))["kind"] == "warm_start"
     code, error = mempo(monkeypatch, capsys, *words, "--lr", "0.5", "--seed", "3")
     assert code == 2
-    assert "holds another run, with other optimizer, seed." in error
+    assert "holds another run, with other optimizer.lr, rows, seed." in error
     code, error = mempo(monkeypatch, capsys, *words, "--policy", "mem1", "--dataset", "world-compact:size=300")
     assert code == 2
-    assert "holds another run, with other dataset, policy." in error
+    assert "holds another run, with other dataset, policy, rows." in error
     assert mempo(monkeypatch, capsys, *words)[0] == 0
     code, error = mempo(monkeypatch, capsys, "train", "--out", str(tmp_path), "--model", str(whole[0] / "best"), *SMALL)
     assert (code, "holds another run" in error) == (2, True)
@@ -218,3 +259,9 @@ def test_a_course_in_another_protocol_is_another_run(tmp_path, monkeypatch, caps
     code, error = mempo(monkeypatch, capsys, *words, "--protocol", "react")
     assert code == 2
     assert "holds another run, with other protocol." in error
+    code, error = mempo(monkeypatch, capsys, *words, "--stop-at", "0.5", "--eval-tasks", "2")
+    assert code == 2
+    assert "holds another run, with other eval_tasks, stop_at." in error
+    (tmp_path / "metrics.jsonl").unlink()
+    code, error = mempo(monkeypatch, capsys, *words)
+    assert (code, "Done. Models: " in error) == (0, True), error

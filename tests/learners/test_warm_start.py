@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from mempo_agents.nano.model import nano_model  # noqa: E402
 from mempo_agents.nano.tokenizer import nano_tokenizer  # noqa: E402
 from mempo_agents.policies import get_policy  # noqa: E402
 from mempo_agents.rollout import rollout  # noqa: E402
+from mempo_agents.run_folder import write_json  # noqa: E402
 from mempo_env.errors import DataError  # noqa: E402
 from mempo_env.tasks import compose, load_dataset  # noqa: E402
 from mempo_env.types import StopReason  # noqa: E402
@@ -71,6 +73,32 @@ def test_nothing_is_dropped_out(tmp_path, monkeypatch):
     _, log = run(tmp_path / "one")
     torch.manual_seed(1)
     assert run(tmp_path / "two")[1] == log
+
+
+def test_other_rows_are_another_run(tmp_path):
+    """One token, or whether it is trained, far behind the first chunk."""
+    _, log = run(tmp_path)
+    for name in ("prompt_ids", "response_ids", "mask"):
+        rows = make_rows()
+        array = getattr(rows[-1], name).copy()
+        array[-1] = 1 - array[-1]
+        rows[-1] = dataclasses.replace(rows[-1], **{name: array})
+        with pytest.raises(DataError, match=r"holds another run, with other rows\."):
+            run(tmp_path, rows=rows)
+    written = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
+    del written["rows"]
+    write_json(tmp_path / "settings.json", written)
+    assert run(tmp_path)[1] == log, "a folder from before rows were told apart"
+
+
+def test_smaller_passes_and_other_checkpoints_go_on(tmp_path):
+    _, log = run(tmp_path / "whole")
+    with pytest.raises(KilledError):
+        run(tmp_path / "dead", watch=kill_at(5))
+    _, again = run(tmp_path / "dead", dataclasses.replace(SETTINGS, micro_tokens=30, save_every=2, keep=1))
+    assert [record["loss"] for record in again] == pytest.approx([record["loss"] for record in log], abs=1e-3)
+    with pytest.raises(DataError, match=r"with other batch_tokens, optimizer\.weight_decay\."):
+        run(tmp_path / "dead", WarmStartSettings(OptimizerSettings(lr=1e-2, weight_decay=0.1), 61))
 
 
 def test_every_row_is_learnt_from_once_an_epoch(tmp_path):
