@@ -22,8 +22,10 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a full disk names none, and `part` is of no use to a reader
         raise
 
 

@@ -26,7 +26,7 @@ from mempo_env.errors import DataError
 
 SCHEMA_VERSION = 1
 MODEL, OPTIMIZER, STATE = "model", "optimizer.safetensors", "state.json"
-_PART = ".part-"
+_PART, _OLD = ".part-", ".old-"
 _NAME = re.compile(r"step-(\d{8})")
 
 
@@ -46,7 +46,7 @@ def save_checkpoint(
         checksum = _checksum(part / OPTIMIZER)
         write_json(part / STATE, {"schema_version": SCHEMA_VERSION, "step": step, "checksum": checksum, **state})
     for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+        _remove(old)
     return target
 
 
@@ -54,6 +54,20 @@ def save_model(target: Path, model: Any, tokenizer: Any) -> None:
     """Writes the model in transformers format, replacing what was there in one move."""
     with _appears_whole(target) as part:
         _write_model(part, model, tokenizer)
+
+
+def put_back(target: Path) -> None:
+    """Undoes a replacement of `target` that a kill cut short between its two moves."""
+    old = target.with_name(_OLD + target.name)
+    if old.exists() and not target.exists():
+        old.rename(target)
+
+
+def _remove(folder: Path) -> None:
+    """In one move: half a checkpoint would be taken for one, or stay for ever."""
+    part = folder.with_name(_PART + folder.name)
+    folder.rename(part)
+    shutil.rmtree(part, ignore_errors=True)  # the next writer clears away what is left
 
 
 @contextmanager
@@ -65,6 +79,7 @@ def _appears_whole(target: Path) -> Iterator[Path]:
     from safetensors import SafetensorError
 
     target.parent.mkdir(parents=True, exist_ok=True)
+    put_back(target)
     for left in target.parent.glob(f"{_PART}*"):
         shutil.rmtree(left, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=_PART, dir=target.parent))
@@ -84,17 +99,21 @@ def _appears_whole(target: Path) -> Iterator[Path]:
 
 
 def _put_in_place(part: Path, target: Path) -> None:
+    old = target.with_name(_OLD + target.name)
+    if old.exists():
+        _remove(old)
     if target.exists():
-        old = Path(tempfile.mkdtemp(prefix=_PART, dir=target.parent)) / "old"
         target.rename(old)
         try:
             part.replace(target)
         except OSError:
             old.rename(target)
             raise
+        _sync(target.parent)
+        _remove(old)
     else:
         part.replace(target)
-    _sync(target.parent)
+        _sync(target.parent)
 
 
 def _write_model(folder: Path, model: Any, tokenizer: Any) -> None:

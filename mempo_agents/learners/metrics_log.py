@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from mempo_agents.learners.trackers import Trackers
+from mempo_env.errors import DataError
 
 METRICS = "metrics.jsonl"
 
@@ -51,8 +52,12 @@ class MetricsLog:
         if self.path.exists():
             kept = [record for record in read_metrics(self.path) if record["step"] <= step]
             part = self.path.with_name(METRICS + ".part")
-            part.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-            part.replace(self.path)
+            try:
+                part.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+                part.replace(self.path)
+            except OSError as error:
+                error.filename = str(self.path)
+                raise
         self._trackers.catch_up(kept)
 
     def last(self) -> dict[str, Any]:
@@ -62,9 +67,25 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a file; a torn last line, which a kill leaves, is not among them."""
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    """The records of a file; a torn last line, which a kill leaves, is not among them.
+
+    DataError names the file and the line where another is no JSON object with a whole number "step".
+    """
+    records = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        if not line:
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:  # bytes that are no text, too
+            record = error
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            raise DataError(
+                f'{path}, line {number}: expected a JSON object with a whole number "step", got '
+                f"{line[:60].decode(errors='replace')!r}. Mend or remove the line."
+            )
+        records.append(record)
+    return records
 
 
 def _clean(value: Any) -> Any:

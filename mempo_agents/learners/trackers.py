@@ -69,9 +69,12 @@ class Trackers:
             if name not in self._failed and self._state().get(name, {}).get("step", -1) < step:
                 if name not in self._runs:
                     self._try(name, self._open, name)
-                if name in self._runs:
-                    self._note(name, step=step)  # before it is sent: a kill in between may lose a step, never double it
-                    self._try(name, self._runs[name].log, values, step=step)
+                if name not in self._failed:
+                    self._try(name, self._send, name, values, step)
+
+    def _send(self, name: str, values: Mapping[str, float], step: int) -> None:
+        self._note(name, step=step)  # before it is sent: a kill in between may lose a step, never double it
+        self._runs[name].log(values, step=step)
 
     def _open(self, name: str) -> None:
         known = self._state().get(name, {}).get("run")
@@ -80,7 +83,7 @@ class Trackers:
             self._runs[name] = TRACKERS[name](self.folder, run_id, self.about)
         except Exception as error:
             raise DataError(f"The tracker {name} does not start: {error} {_ADVICE.get(name, '')}") from error
-        self._note(name, run=run_id)
+        self._try(name, self._note, name, run=run_id)
 
     def _try(self, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         try:
@@ -94,15 +97,22 @@ class Trackers:
     def _state(self) -> dict[str, Any]:
         if self._known is None:
             path = self.folder / STATE
-            self._known = read_json(path) if path.exists() else {}
+            known = read_json(path) if path.exists() else {}
+            for name, state in known.items():
+                if not isinstance(state, dict) or not isinstance(state.get("step", -1), int):
+                    raise DataError(
+                        f'{path}: expected {{"run": NAME, "step": NUMBER}} for {name}, got {state!r}. Remove the file '
+                        "to begin new runs in the trackers."
+                    )
+            self._known = known
         return self._known
 
     def _note(self, name: str, **values: Any) -> None:
-        state = self._state()
-        state[name] = {**state.get(name, {}), **values}
+        state = {**self._state(), name: {**self._state().get(name, {}), **values}}
         part = self.folder / f".{STATE}.part"
         part.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")  # no fsync: once an update
         part.replace(self.folder / STATE)
+        self._known = state
 
 
 def usable(names: Sequence[str] | None) -> tuple[str, ...]:

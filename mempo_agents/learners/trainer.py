@@ -25,7 +25,7 @@ from typing import Any
 
 from mempo_agents.engines.base import Sampling
 from mempo_agents.engines.hf import HFEngine
-from mempo_agents.learners.checkpoint import checkpoints, load_checkpoint, save_checkpoint, save_model
+from mempo_agents.learners.checkpoint import checkpoints, load_checkpoint, put_back, save_checkpoint, save_model
 from mempo_agents.learners.estimators import Estimator, get_estimator
 from mempo_agents.learners.groups import group_batch
 from mempo_agents.learners.lora import trainable
@@ -183,6 +183,8 @@ class Trainer:
     def _run(self, log: MetricsLog | None) -> dict[str, Any]:
         settings = self.settings
         self._claim()
+        if self.processes.is_main:
+            put_back(self.folder / "best")
         finished = self._resume()
         if log is not None:
             log.cut(self.update if checkpoints(self.folder / "checkpoints") else -1)

@@ -118,6 +118,35 @@ def test_a_tracker_that_fails_stops_nothing_and_catches_up(tmp_path, stub):
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
+def test_notes_that_cannot_be_written_stop_nothing(tmp_path, stub):
+    """Without them a step could be given twice, so it is not given."""
+    with MetricsLog(tmp_path, track=(STUB,)) as log:
+        log.cut(-1)
+        log.write({"step": 1, "f1": 0.5})
+        (tmp_path / ".trackers.json.part").mkdir()
+        with pytest.warns(UserWarning, match=r"The tracker json failed .*Is a directory"):
+            log.write({"step": 2, "f1": 0.5})
+        log.write({"step": 3, "f1": 0.5})
+    assert steps(stub) == [1]
+    with MetricsLog(tmp_path / "new", track=(STUB,)) as log:
+        (tmp_path / "new" / ".trackers.json.part").mkdir(parents=True)
+        with pytest.warns(UserWarning, match="The tracker json failed"):
+            log.cut(-1)
+        log.write({"step": 1, "f1": 0.5})
+    (tmp_path / ".trackers.json.part").rmdir()
+    with MetricsLog(tmp_path, track=(STUB,)) as log:
+        log.cut(3)
+    assert steps(stub) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("state", ['{"json": "a-run"}', '{"json": {"run": "a-run", "step": "1"}}'])
+def test_notes_of_another_shape_are_named(tmp_path, stub, state):
+    (tmp_path / "trackers.json").write_text(state, encoding="utf-8")
+    log = MetricsLog(tmp_path, track=(STUB,))
+    with pytest.raises(DataError, match=r"trackers\.json: expected .* for json, got .*Remove the file"):
+        log.cut(-1)
+
+
 def test_a_tracker_that_does_not_start_ends_the_run_before_it_begins(tmp_path, stub):
     stub.broken = True
     with pytest.raises(DataError, match=r"The tracker json does not start: .*Network is unreachable"):

@@ -21,7 +21,13 @@ pytest.importorskip("transformers")
 from test_train_commands import SMALL, mempo  # noqa: E402
 from test_trainer import SETTINGS, KilledError, kill_at, timeless, trainer, weights  # noqa: E402
 
-from mempo_agents.learners.checkpoint import checkpoints, load_checkpoint, save_model  # noqa: E402
+from mempo_agents.learners.checkpoint import (  # noqa: E402
+    checkpoints,
+    load_checkpoint,
+    put_back,
+    save_checkpoint,
+    save_model,
+)
 from mempo_agents.learners.metrics_log import MetricsLog, read_metrics  # noqa: E402
 from mempo_env.errors import DataError  # noqa: E402
 
@@ -103,6 +109,47 @@ def test_a_log_line_that_does_not_fit_names_its_file(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text().endswith("}\n")
 
 
+@pytest.mark.parametrize(
+    ("bad", "line"),
+    [
+        (b'{"step": 1}\n{"st', 2),
+        (b"\n[]", 2),
+        (b'{"f1": 1}', 1),
+        (b'{"step": "1"}', 1),
+        (b'{"step": 1, "x": "\xff"}', 1),
+    ],
+)
+def test_a_bad_line_of_the_log_is_named(tmp_path, bad, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(bad + b'\n{"step": 2}\n')
+    with pytest.raises(
+        DataError, match=rf'metrics\.jsonl, line {line}: expected a JSON object with a whole number "step"'
+    ):
+        MetricsLog(tmp_path).cut(2)
+    assert path.read_bytes() == bad + b'\n{"step": 2}\n'
+
+
+def test_a_full_disk_names_the_file_whatever_is_written(tmp_path):
+    """Descriptors give errors without a name; open ones with that of a part."""
+    log = MetricsLog(tmp_path)
+    log.write({"step": 1})
+    written = log.path.read_bytes()
+    code = (
+        "import resource, sys; from pathlib import Path; from mempo_agents.learners.metrics_log import MetricsLog\n"
+        "from mempo_env.json_files import write_json\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5, 5))\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "try: MetricsLog(folder).cut(1)\n"
+        "except OSError as error: print(error)\n"
+        "try: write_json(folder / 'settings.json', {'a': 'b' * 99})\n"
+        "except OSError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    names = [str(tmp_path / name) for name in ("metrics.jsonl", "settings.json")]
+    assert done.stdout.splitlines() == [f"[Errno 27] File too large: {name!r}" for name in names], done.stderr
+    assert log.path.read_bytes() == written
+
+
 def test_a_better_model_replaces_the_best_only_when_it_is_whole(tmp_path, whole, monkeypatch):
     _, run = whole
     save_model(tmp_path / "best", run.model, run.engine.tokenizer)
@@ -126,6 +173,53 @@ def test_a_better_model_replaces_the_best_only_when_it_is_whole(tmp_path, whole,
     save_model(tmp_path / "best", run.model, run.engine.tokenizer)
     assert {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+def killed(*_, **__):
+    raise KilledError
+
+
+def test_a_kill_between_two_moves_leaves_a_best_model(tmp_path, whole, monkeypatch):
+    shutil.copytree(whole[0], tmp_path / "run")
+    best = tmp_path / "run" / "best"
+    before = {path.name: path.read_bytes() for path in best.iterdir()}
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        with pytest.raises(KilledError):
+            save_model(best, whole[1].model, whole[1].engine.tokenizer)
+    assert not best.exists()
+    trainer(tmp_path / "run", track=()).run()  # it has finished; nothing is written anew
+    assert {path.name: path.read_bytes() for path in best.iterdir()} == before
+    with monkeypatch.context() as patched:  # killed once the new one was there
+        patched.setattr("mempo_agents.learners.checkpoint._remove", killed)
+        with pytest.raises(KilledError):
+            save_model(best, whole[1].model, whole[1].engine.tokenizer)
+    (best / "mark").write_text("the newer", encoding="utf-8")
+    put_back(best)
+    assert (best / "mark").exists()
+    save_model(best, whole[1].model, whole[1].engine.tokenizer)
+    assert {path.name for path in best.iterdir()} == set(before)
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_an_old_checkpoint_goes_whole(tmp_path, whole, monkeypatch):
+    run = whole[1]
+
+    def save(step: int) -> None:
+        save_checkpoint(tmp_path, step, run.model, run.engine.tokenizer, {"w": torch.ones(2)}, {}, keep=1)
+
+    def half(folder, *args, **kwargs):
+        (folder / "state.json").unlink()
+        raise KilledError
+
+    save(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", half)
+        with pytest.raises(KilledError):
+            save(2)
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000002"]
+    save(3)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 
 def test_what_a_killed_writer_left_is_cleared_away_first(tmp_path, monkeypatch):
