@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from mempo_env.errors import DataError, MissingExtraError
 from mempo_env.json_files import read_json
 
 CONFIG = "adapter_config.json"
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -41,9 +45,32 @@ def add_saved_adapters(base: Any, folder: str | Path) -> Any:
         from peft import PeftModel
     except ImportError as error:
         raise MissingExtraError("peft", "hf", "A folder of adapters") from error
+    from peft import get_peft_model_state_dict, load_peft_weights
     from safetensors import SafetensorError
 
+    if not any((Path(folder) / name).is_file() for name in _WEIGHTS):
+        raise DataError(f"{folder}: expected the adapters' weights in {_WEIGHTS[0]}, found no such file.")
     try:
-        return PeftModel.from_pretrained(base, str(folder))
+        with quiet_peft():
+            model = PeftModel.from_pretrained(base, str(folder))
+            saved = load_peft_weights(str(folder), device="cpu")
+            needed = get_peft_model_state_dict(model, save_embedding_layers=False)
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise DataError(f"{folder}: the adapters do not load onto {adapter_base(folder)!r}: {error}") from error
+    missing = sorted(needed.keys() - saved.keys())
+    if missing:
+        raise DataError(
+            f"{folder}: expected {len(needed)} tensors in the adapters' weights; {len(missing)} are missing, "
+            f"{missing[0]} among them."
+        )
+    return model
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Without PEFT's warnings on what it calls itself, on tensors that are counted here, and on the base's name."""
+    with warnings.catch_warnings():
+        for message in ("`is_gradient_checkpointing` is deprecated", "Found missing adapter keys",
+                        "Could not find a config file in"):  # fmt: skip
+            warnings.filterwarnings("ignore", message=message)
+        yield

@@ -168,9 +168,28 @@ def end_ids_of(*sources: Any) -> frozenset[int]:
     return frozenset(found)
 
 
+def check_device(device: str | None) -> None:
+    """Raises ValueError for a device that torch does not know or that this machine has not. None is what there is."""
+    if device is None or importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    try:
+        where = torch.device(device)
+        count = torch.cuda.device_count()
+        if where.type == "cuda" and (where.index or 0) >= count:
+            raise ValueError(f"torch finds {count} CUDA devices here")
+        if where.type not in ("cpu", "cuda"):  # on a GPU this would claim memory
+            torch.empty(0, device=where)
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ValueError(f"device: expected cpu, or cuda where there is a GPU, got {device!r}: {reason}.") from error
+
+
 def _load(model: str | Path, dtype: str, device: str | None) -> tuple[Any, HFTokenizer]:
     if dtype not in DTYPES:
         raise UnknownNameError("dtype", dtype, DTYPES)
+    check_device(device)
     codec = load_tokenizer(model)
     import torch
 
@@ -199,6 +218,10 @@ def _from_pretrained(auto_class: str, model: str | Path, **kwargs: Any) -> Any:
 
     base = adapter_base(where)
     if base is not None and not (auto_class == "AutoTokenizer" and has_tokenizer(where)):
+        if adapter_base(weights_of(base)) is not None:
+            raise DataError(
+                f"{where}: expected adapters of a whole model, but their base {base!r} holds adapters, too."
+            )
         try:
             return _from_pretrained(auto_class, base, **kwargs)
         except MempoError as error:

@@ -13,7 +13,7 @@ def trainable(model: Any, rank: int, seed: int = 0, *, base: str | None = None) 
 
     rank: 0 is all weights; adapters that the model has are merged into them first. Otherwise adapters of that rank: the
     model's own, which are trained on, or new ones, see `add_adapters`. Raises ValueError where the model has adapters
-    of another rank.
+    of another rank, or of a kind without one.
     """
     own = getattr(model, "peft_config", None)
     if not own:
@@ -21,6 +21,12 @@ def trainable(model: Any, rank: int, seed: int = 0, *, base: str | None = None) 
     if not rank:
         return model.merge_and_unload().requires_grad_(True)
     (name,) = own
+    if not hasattr(own[name], "r"):
+        kind = getattr(own[name].peft_type, "value", own[name].peft_type)
+        raise ValueError(
+            f"lora_rank: the model has adapters of the kind {kind}, which have no rank; got {rank}. Give 0 to merge them "
+            "and train all weights."
+        )
     if own[name].r != rank:
         raise ValueError(
             f"lora_rank: the model has adapters of rank {own[name].r}, got {rank}. Give {own[name].r} to train them "
@@ -43,8 +49,10 @@ def add_adapters(model: Any, rank: int, seed: int = 0, *, base: str | None = Non
         raise MissingExtraError("peft", "hf", "LoRA") from error
     import torch
 
+    from mempo_agents.engines.adapters import quiet_peft
+
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), quiet_peft():
         torch.manual_seed(seed)
         adapted = get_peft_model(model, config)
     # get_peft_model puts the folder that the weights were read from here: of a packaged model, one in a cache.
