@@ -29,13 +29,15 @@ def load_plugins(names: Sequence[str] | None) -> None:
     from mempo_env.errors import DataError
 
     for name in names or ():
+        if not name.endswith(".py") and not all(part.isidentifier() for part in name.split(".")):
+            raise DataError(f"--plugin {name}: expected a path that ends in .py, or a module's name such as my.module.")
         try:
             if name.endswith(".py"):
                 _import_file(Path(name).expanduser().resolve())
             else:
                 _first(Path.cwd())
                 importlib.import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             known = isinstance(error, FileNotFoundError | ModuleNotFoundError) and _is_about(error, name)
             said = "there is none" if known else f"it fails with {type(error).__name__}: {error}"
             raise DataError(f"--plugin {name}: expected a Python file or a module that imports; {said}.") from error
@@ -64,7 +66,7 @@ def _first(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def _is_about(error: Exception, name: str) -> bool:
+def _is_about(error: BaseException, name: str) -> bool:
     """Whether the plugin itself is missing, not something that it wants."""
     if isinstance(error, ModuleNotFoundError):
         return error.name is not None and (name == error.name or name.startswith(error.name + "."))

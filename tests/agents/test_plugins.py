@@ -90,6 +90,9 @@ def test_a_module_of_the_working_folder(folder, monkeypatch):
         ("def broken(:\n", "bad.py", r"it fails with SyntaxError"),
         ("open('/no/such/file')\n", "bad.py", r"it fails with FileNotFoundError: .*/no/such/file"),
         ("1 / 0\n", "bad.py", r"it fails with ZeroDivisionError: division by zero"),
+        ("raise SystemExit(0)\n", "bad.py", r"it fails with SystemExit: 0"),
+        (None, "./c", r"--plugin \./c: expected a path that ends in \.py, or a module's name such as my\.module\."),
+        (None, ".foo", r"--plugin \.foo: expected a path that ends in \.py"),
     ],
 )
 def test_what_cannot_be_imported_is_named(folder, text, name, message):
