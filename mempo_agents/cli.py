@@ -78,10 +78,11 @@ def main() -> None:
 
 
 def _is_input_error(error: Exception) -> bool:
-    """Whether the user can mend it: our own errors, refused values, and files that cannot be read or written."""
+    """Whether the user can mend it: our own errors, refused values, files that cannot be read or written, and a loss
+    that became no number."""
     from mempo_env.errors import MempoError
 
-    return isinstance(error, MempoError | ValueError | OSError)
+    return isinstance(error, MempoError | ValueError | OSError | FloatingPointError)
 
 
 def _one_line(error: Exception) -> str:

@@ -11,6 +11,7 @@ import typer
 from mempo_agents.commands.plugins import Plugins, load_plugins
 from mempo_agents.commands.training import (
     Track,
+    check_finite,
     figures_of,
     merged,
     print_record,
@@ -35,7 +36,7 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder of the run; one that was killed continues.")],
     config: Annotated[
         Path | None,
-        typer.Option(help="TOML file with any of these options, dashes as underscores. The command line wins."),
+        typer.Option(help="TOML file with any of the other options, dashes as underscores. The command line wins."),
     ] = None,
     model: Annotated[str, typer.Option(help="A folder, a hub name, nano-mempo and such, or smollm2.")] = "nano-mempo",
     policy: Annotated[str, typer.Option(help="react, mem1 or mempo.")] = "mempo",
@@ -66,9 +67,9 @@ def run(
     ] = 1.0,
     warmup: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the run in which the rate rises.")] = 0.0,
     decay: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the run in which the rate falls.")] = 0.0,
-    clip_low: Annotated[float, typer.Option(help="The ratio's lower bound is 1 - this.")] = 0.2,
+    clip_low: Annotated[float, typer.Option(min=0.0, help="The ratio's lower bound is 1 - this.")] = 0.2,
     clip_high: Annotated[
-        float | None, typer.Option(help="The upper bound is 1 + this; default: as --clip-low.")
+        float | None, typer.Option(min=0.0, help="The upper bound is 1 + this; default: as --clip-low.")
     ] = None,
     kl: Annotated[float, typer.Option(min=0.0, help="Weight of the KL penalty to the starting weights.")] = 0.0,
     entropy: Annotated[float, typer.Option(help="Weight of the entropy bonus.")] = 0.0,
@@ -100,7 +101,7 @@ def run(
     ] = 0.3,
     plugin: Plugins = None,
     track: Track = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of tasks, sampling and adapters.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of tasks, sampling and adapters.")] = 0,
 ) -> None:
     """Train a language model by reinforcement: groups of episodes, credit, update, evaluation.
 
@@ -111,11 +112,14 @@ def run(
     options = dict(locals())
     from rich.console import Console
 
+    from mempo_agents.engines.hf import check_device
     from mempo_agents.progress import training_bar
 
-    chosen = merged(options, config, ("context", "out", "config"), context)
+    chosen = merged(run, options, config, ("context", "out", "config"), context)
+    check_finite(chosen)
     load_plugins(chosen["plugin"])
     settings = settings_from(chosen)
+    check_device(chosen["device"])
     from mempo_agents.learners.trainer import Trainer
 
     total = settings.updates

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -18,11 +20,21 @@ Track = Annotated[
 ]
 
 
-def merged(options: Mapping[str, Any], config: Path | None, skip: Sequence[str], context: Any = None) -> dict[str, Any]:
+_PATHS = ("model", "dataset", "corpus")  # what a shell would expand a leading ~ of
+
+
+def merged(
+    command: Callable[..., None],
+    options: Mapping[str, Any],
+    config: Path | None,
+    skip: Sequence[str],
+    context: Any = None,
+) -> dict[str, Any]:
     """The options, with those of `config` wherever the command line left the default. context: typer's; None takes all.
 
-    Raises DataError for a file that cannot be read, is no TOML, or gives an option another kind of value than its own,
-    and UnknownNameError for a key that is no option.
+    The annotations of `command` say what each option may be. Raises DataError for a file that cannot be read, is no
+    TOML, or gives an option another value than the command line would take, and UnknownNameError for a key that is no
+    option.
     """
     from mempo_env.errors import DataError, UnknownNameError
 
@@ -38,20 +50,56 @@ def merged(options: Mapping[str, Any], config: Path | None, skip: Sequence[str],
             f"--config {config}: expected a TOML file with options of this command, such as updates = 100; it "
             f"cannot be read: {error.strerror}."
         ) from error
+    annotations = get_type_hints(command, include_extras=True)
     for name, value in given.items():
         if name not in chosen:
             raise UnknownNameError(f"option in {config}", name, chosen)
-        default = chosen[name]
-        if default is not None and not isinstance(value, type(default)) and not _is_whole_float(value, default):
-            raise DataError(f"{config}: {name}: expected {type(default).__name__}, got {value!r}.")
+        kind, info = get_args(annotations[name])[:2]
+        if isinstance(kind, types.UnionType):
+            (kind,) = (part for part in get_args(kind) if part is not type(None))
+        kind = get_origin(kind) or kind
+        value = _converted(kind, name, value)
+        if not _fits(kind, value, info.min, info.max):
+            raise DataError(f"{config}: {name}: expected {_wanted(kind, info.min, info.max)}, got {given[name]!r}.")
         source = None if context is None else context.get_parameter_source(name)
         if source is None or source.name == "DEFAULT":
             chosen[name] = value
     return chosen
 
 
-def _is_whole_float(value: Any, default: Any) -> bool:
-    return isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
+_WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a table",
+           list: "text or a list of texts"}  # fmt: skip
+
+
+def _converted(kind: type, name: str, value: Any) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is list and isinstance(value, str):
+        return [value]
+    return str(Path(value).expanduser()) if name in _PATHS and isinstance(value, str) and value[:1] == "~" else value
+
+
+def _fits(kind: Any, value: Any, least: float | None, most: float | None) -> bool:
+    if type(value) is not kind:  # True is an int to isinstance
+        return False
+    if kind is list:
+        return all(isinstance(item, str) for item in value)
+    if kind is float and not math.isfinite(value):
+        return False
+    return (least is None or value >= least) and (most is None or value <= most)
+
+
+def _wanted(kind: type, least: float | None, most: float | None) -> str:
+    if least is None:
+        return _WANTED[kind]
+    return f"{_WANTED[kind]} of at least {least:g}" if most is None else f"{_WANTED[kind]} from {least:g} to {most:g}"
+
+
+def check_finite(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for an option that is "nan" or "inf": limits let the first through, and no run can use them."""
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"--{name.replace('_', '-')}: expected a number, got {value}.")
 
 
 def settings_from(options: Mapping[str, Any]) -> Any:

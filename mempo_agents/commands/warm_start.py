@@ -54,7 +54,7 @@ def run(
     save_every: Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")] = 50,
     plugin: Plugins = None,
     track: Track = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of tasks, faults and order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of tasks, faults and order.")] = 0,
 ) -> None:
     """Teach a language model a protocol: right episodes of a teacher, response tokens only.
 
