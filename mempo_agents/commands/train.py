@@ -11,11 +11,14 @@ import typer
 from mempo_agents.commands.plugins import Plugins, load_plugins
 from mempo_agents.commands.training import (
     Track,
+    bar_of,
     check_finite,
+    check_folder,
     figures_of,
     merged,
     print_record,
     record_to_go_on_from,
+    say,
     settings_from,
     trackers_from,
 )
@@ -74,6 +77,9 @@ def run(
     kl: Annotated[float, typer.Option(min=0.0, help="Weight of the KL penalty to the starting weights.")] = 0.0,
     entropy: Annotated[float, typer.Option(help="Weight of the entropy bonus.")] = 0.0,
     aggregation: Annotated[str, typer.Option(help="trajectory, token, sequence or constant.")] = "trajectory",
+    constant: Annotated[
+        float | None, typer.Option(min=1.0, help="Tokens that each row counts as, for --aggregation constant.")
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over each batch.")] = 1,
     mini_batches: Annotated[int, typer.Option(min=1, help="Optimizer steps per pass.")] = 1,
     old_logprobs: Annotated[str, typer.Option(help="sampler, or recomputed by the trainer.")] = "sampler",
@@ -110,20 +116,18 @@ def run(
     torchrun --nproc_per_node 2 -m mempo_agents.cli train --out OUT ...
     """
     options = dict(locals())
-    from rich.console import Console
-
     from mempo_agents.engines.hf import check_device
-    from mempo_agents.progress import training_bar
 
     chosen = merged(run, options, config, ("context", "out", "config"), context)
     check_finite(chosen)
     load_plugins(chosen["plugin"])
     settings = settings_from(chosen)
     check_device(chosen["device"])
+    check_folder(out)
     from mempo_agents.learners.trainer import Trainer
 
     total = settings.updates
-    with training_bar(Console(stderr=True), record_to_go_on_from(out).get("step", 0) / total) as bar:
+    with bar_of(record_to_go_on_from(out).get("step", 0) / total) as bar:
 
         def watch(record: dict[str, Any]) -> None:
             print_record(record, total)
@@ -131,4 +135,6 @@ def run(
 
         trackers = trackers_from(chosen["track"])
         record = Trainer(settings, out, device=chosen["device"], watch=watch, track=trackers).run()
-    typer.echo(f"Done: {record.get('stopped') or 'all updates'}. The best model is {out / 'best'}.", err=True)
+    best = out / "best"
+    where = f"The best model is {best}" if best.is_dir() else f"The models are in {out / 'checkpoints'}"
+    say(f"Done: {record.get('stopped') or 'all updates'}. {where}.")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import tomllib
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -127,9 +129,10 @@ def settings_from(options: Mapping[str, Any]) -> Any:
             clip_norm=o["clip_norm"] or None,
         ),
         update=UpdateSettings(
-            clip_low=o["clip_low"], clip_high=o["clip_high"], aggregation=o["aggregation"], kl_coefficient=o["kl"],
-            entropy_coefficient=o["entropy"], old_logprobs=o["old_logprobs"], epochs=o["epochs"],
-            mini_batches=o["mini_batches"], micro_tokens=o["micro_tokens"], temperature=o["temperature"],
+            clip_low=o["clip_low"], clip_high=o["clip_high"], aggregation=o["aggregation"], constant=o["constant"],
+            kl_coefficient=o["kl"], entropy_coefficient=o["entropy"], old_logprobs=o["old_logprobs"],
+            epochs=o["epochs"], mini_batches=o["mini_batches"], micro_tokens=o["micro_tokens"],
+            temperature=o["temperature"],
         ),
     )  # fmt: skip
 
@@ -152,6 +155,36 @@ def record_to_go_on_from(out: Path) -> dict[str, Any]:
         return {}
     step = int(found[-1].name.partition("-")[2])
     return next((record for record in read_metrics(out / METRICS) if record["step"] == step), {})
+
+
+def check_folder(out: Path) -> None:
+    """Raises DataError where a run's folder is or lies under a file, before anything slow begins."""
+    from mempo_env.errors import DataError
+
+    for path in (out, *out.parents):
+        if path.exists():
+            if not path.is_dir():
+                raise DataError(f"{path}: expected a folder to write to, found a file. Name another folder.")
+            return
+
+
+def bar_of(begun: float) -> AbstractContextManager[Callable[[float, str, str], None]]:
+    """The bar of a training on a terminal; of several processes the first draws it. begun: the share that was done."""
+    from rich.console import Console
+
+    from mempo_agents.progress import training_bar
+
+    return training_bar(Console(stderr=True, force_terminal=None if _is_first() else False), begun)
+
+
+def say(text: str) -> None:
+    """A line on stderr; of several processes the first says it."""
+    if _is_first():
+        typer.echo(text, err=True)
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"  # as torchrun numbers them
 
 
 _SHOWN = ("loss", "token_accuracy", "reward_mean", "f1", "format_valid", "entropy", "policy_kl", "eval_f1")

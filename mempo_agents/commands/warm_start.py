@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mempo_agents.commands.plugins import Plugins, load_plugins
-from mempo_agents.commands.training import Track, figures_of, print_record, record_to_go_on_from, trackers_from
+from mempo_agents.commands.training import (
+    Track,
+    bar_of,
+    check_finite,
+    check_folder,
+    figures_of,
+    print_record,
+    record_to_go_on_from,
+    say,
+    trackers_from,
+)
 
 # Beside the settings of the training itself: what decides the student and the steps that it learns from.
 _DECIDE = (
@@ -61,39 +72,18 @@ def run(
     Writes OUT/metrics.jsonl and OUT/checkpoints/step-*/model. An interrupted run is continued by the same command.
     """
     options = dict(locals())
-    from rich.console import Console
-
-    from mempo_agents.engines.hf import HFEngine
+    from mempo_agents.engines.hf import HFEngine, check_device
     from mempo_agents.engines.oracle import Style
     from mempo_agents.learners.lora import trainable
     from mempo_agents.learners.optim import OptimizerSettings
     from mempo_agents.learners.trackers import usable
     from mempo_agents.learners.warm_start import WarmStartSettings, oracle_rows, reencoded_rows, shards, warm_start
-    from mempo_agents.progress import training_bar
+    from mempo_agents.policies import policy_names
+    from mempo_env.errors import DataError, UnknownNameError
 
     load_plugins(plugin)
-    trackers = usable(trackers_from(track))
-    engine = HFEngine(model, dtype=dtype, device=device)
-    if trajectories is not None:
-        rows = reencoded_rows(trajectories, engine.codec)
-    else:
-        style = Style(quote=quote, terse=terse, drop=drop, verbose=verbose, needless=needless, paraphrase=paraphrase)
-        rows = [
-            row
-            for name in _names(policy)
-            for source in dataset or ["world"]
-            for row in oracle_rows(
-                name, engine.codec, dataset=source, corpus=corpus, split=split, objectives=objectives, tasks=tasks,
-                style=style, seed=seed,
-            )
-        ]  # fmt: skip
-    window = engine.window_tokens
-    fitting = [row for row in rows if window is None or row.length <= window]
-    typer.echo(
-        f"{len(fitting)} steps to learn from, {len(rows) - len(fitting)} longer than the model's window.", err=True
-    )
-    chunk, chunks = shards(fitting, epochs=epochs, seed=seed)
-    student = trainable(engine.model, lora_rank, seed, base=engine.model_name)
+    check_finite(options)
+    check_device(device)
     settings = WarmStartSettings(
         optimizer=OptimizerSettings(optimizer, lr=lr, matrix_lr=matrix_lr),  # type: ignore[arg-type]
         batch_tokens=batch_tokens,
@@ -101,17 +91,60 @@ def run(
         seed=seed,
         save_every=save_every,
     )
+    about = {name: options[name] for name in _DECIDE}
+    about["trajectories"] = trajectories and str(trajectories)
+    _check_run(out, about)
+    names = () if trajectories is not None else _names(policy)
+    for name in names:
+        if name not in policy_names():
+            raise UnknownNameError("policy", name, policy_names())
+    if trajectories is not None and not trajectories.is_file():
+        raise DataError(f"{trajectories}: expected a file of trajectories (JSON lines), found none.")
+    trackers = usable(trackers_from(track))
+    engine = HFEngine(model, dtype=dtype, device=device)
+    if trajectories is not None:
+        rows = reencoded_rows(trajectories, engine.codec)
+    else:
+        style = Style(quote=quote, terse=terse, drop=drop, verbose=verbose, needless=needless, paraphrase=paraphrase)
+        try:
+            rows = [
+                row
+                for name in names
+                for source in dataset or ["world"]
+                for row in oracle_rows(
+                    name, engine.codec, dataset=source, corpus=corpus, split=split, objectives=objectives, tasks=tasks,
+                    style=style, seed=seed,
+                )
+            ]  # fmt: skip
+        except ValueError as error:
+            if terse or "does not give back the text" not in str(error):
+                raise
+            raise DataError(f"{error} For a small vocabulary, such as nano-mempo's, give --terse.") from error
+    window = engine.window_tokens
+    fitting = [row for row in rows if window is None or row.length <= window]
+    say(f"{len(fitting)} steps to learn from, {len(rows) - len(fitting)} longer than the model's window.")
+    chunk, chunks = shards(fitting, epochs=epochs, seed=seed)
+    student = trainable(engine.model, lora_rank, seed, base=engine.model_name)
 
-    with training_bar(Console(stderr=True), record_to_go_on_from(out).get("done", 0.0)) as bar:
+    with bar_of(record_to_go_on_from(out).get("done", 0.0)) as bar:
 
         def watch(record: dict[str, Any]) -> None:
             print_record(record)
             bar(record["done"], f"update {record['step']}", figures_of(record))
 
-        about = {name: options[name] for name in _DECIDE}
-        about["trajectories"] = trajectories and str(trajectories)
         warm_start(student, engine.tokenizer, chunk, chunks, settings, out, watch=watch, about=about, track=trackers)
-    typer.echo(f"Done. Models: {out / 'checkpoints'}", err=True)
+    say(f"Done. Models: {out / 'checkpoints'}")
+
+
+def _check_run(out: Path, about: Mapping[str, Any]) -> None:
+    """Refuses a folder of another run by what is known before the model is loaded; the trainer compares the rest."""
+    from mempo_agents.run_folder import SETTINGS, claim, read_json
+
+    check_folder(out)
+    if (out / SETTINGS).is_file():
+        mine = {"kind": "warm_start", **about}
+        theirs = read_json(out / SETTINGS)
+        claim(out / SETTINGS, {**theirs, **mine} if theirs.get("kind") == mine["kind"] else mine, default=mine)
 
 
 def _names(text: str) -> list[str]:

@@ -144,7 +144,8 @@ def load_checkpoint(path: Path, kind: str | None = None) -> tuple[dict[str, Any]
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    advice = f"Remove {path} to go on from the checkpoint before it."
+    there_is_one_before = checkpoints(path.parent)[:1] not in ([], [path])
+    advice = f"Remove {path} to {'go on from the checkpoint before it' if there_is_one_before else 'begin anew'}."
     try:
         state = read_json(path / STATE)
         if state.get("schema_version") != SCHEMA_VERSION:

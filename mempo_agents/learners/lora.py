@@ -24,8 +24,8 @@ def trainable(model: Any, rank: int, seed: int = 0, *, base: str | None = None) 
     if not hasattr(own[name], "r"):
         kind = getattr(own[name].peft_type, "value", own[name].peft_type)
         raise ValueError(
-            f"lora_rank: the model has adapters of the kind {kind}, which have no rank; got {rank}. Give 0 to merge them "
-            "and train all weights."
+            f"lora_rank: the model has adapters of the kind {kind}, which have no rank; got {rank}. Give 0 to merge "
+            "them and train all weights."
         )
     if own[name].r != rank:
         raise ValueError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,85 @@ def test_a_loss_that_is_no_number_is_one_line(mempo, monkeypatch):
 
     monkeypatch.setattr("mempo_agents.learners.trainer.Trainer", run)
     assert one_line(mempo("train", "--out", "run")) == "Error: The loss is nan. Lower the learning rate.\n"
+
+
+def test_a_constant_goes_with_its_aggregation(mempo, settings):
+    code, error = mempo("train", "--out", "run", "--aggregation", "constant", "--constant", "160")
+    assert code == 0, error
+    assert (settings[0][0].update.aggregation, settings[0][0].update.constant) == ("constant", 160.0)
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_where_the_models_are_is_said_as_it_is(mempo, settings, best):
+    if best:
+        Path("run/best").mkdir(parents=True)
+    _, error = mempo("train", "--out", "run")
+    assert ("The best model is run/best." if best else "The models are in run/checkpoints.") in error
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_of_several_processes_the_first_speaks_and_draws(mempo, settings, monkeypatch, rank, lines):
+    drawn = []
+
+    @contextmanager
+    def bar(console, begun=0.0):
+        drawn.append(console.is_terminal)
+        yield lambda *_: None
+
+    monkeypatch.setattr("mempo_agents.progress.training_bar", bar)
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if stderr were a terminal
+    code, error = mempo("train", "--out", "run")
+    assert (code, error.count("Done")) == (0, lines)
+    assert drawn == [lines == 1]
+
+
+def _no_model(*_, **__):
+    raise AssertionError("the model is loaded")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--out", "file"), "file: expected a folder to write to, found a file."),
+        (("--out", "file/run"), "file: expected a folder to write to, found a file."),
+        (("--out", "other"), "other holds another run, with other"),
+        (("--out", "mine", "--objectives", "3"), "mine holds another run, with other objectives."),
+        (("--out", "run", "--policy", "mempo,mempp"), "Unknown policy 'mempp'. Did you mean 'mempo'?"),
+        (("--out", "run", "--optimizer", "sgd"), "optimizer: expected 'adamw' or 'muon', got 'sgd'."),
+        (("--out", "run", "--trajectories", "t.jsonl"), "t.jsonl: expected a file of trajectories"),
+        (("--out", "run", "--drop", "nan"), "drop"),
+    ],
+)
+def test_a_warm_start_checks_what_is_cheap_first(mempo, monkeypatch, words, message):
+    Path("file").touch()
+    about = {"kind": "warm_start", "chunks": 1, "model": "smollm2", "policy": "mempo", "objectives": 2}
+    for folder, value in (("other", {"kind": "train", "seed": 0}), ("mine", about)):
+        Path(folder).mkdir()
+        Path(folder, "settings.json").write_text(json.dumps(value), encoding="utf-8")
+    monkeypatch.setattr("mempo_agents.engines.hf.HFEngine", _no_model)
+    code, error = mempo("warm-start", *words)
+    assert (code, message in error) == (2, True), error
+
+
+def test_train_refuses_a_file_for_a_folder_before_the_trainer(mempo, settings):
+    Path("file").touch()
+    assert "file: expected a folder to write to, found a file." in one_line(mempo("train", "--out", "file"))
+    assert not settings
+
+
+def test_a_small_vocabulary_is_told_of_terse(mempo):
+    words = ("--model", "nano-mempo", "--dataset", "world-compact:size=200", "--objectives", "1", "--tasks", "1")
+    assert "give --terse." in one_line(mempo("warm-start", "--out", "run", *words, "--device", "cpu"))
+
+
+def test_a_damaged_checkpoint_without_one_before_it_promises_none(tmp_path):
+    from mempo_agents.learners.checkpoint import load_checkpoint
+    from mempo_env.errors import DataError
+
+    for step, advice in ((1, "begin anew"), (2, "go on from the checkpoint before it")):
+        folder = tmp_path / f"step-{step:08d}"
+        folder.mkdir()
+        (folder / "state.json").write_text("{", encoding="utf-8")
+        with pytest.raises(DataError, match=rf"Remove \S+{folder.name} to {advice}\."):
+            load_checkpoint(folder)

@@ -69,7 +69,7 @@ def test_a_config_is_read_and_the_command_line_wins(monkeypatch, capsys, tmp_pat
         (("--split", "trian"), "Did you mean 'train'?"),
         (("--temperature", "0"), "temperature: expected a positive number"),
         (("--optimizer", "sgd"), "optimizer: expected 'adamw' or 'muon', got 'sgd'."),
-        (("--old-logprobs", "guess"), "old_logprobs: expected 'sampler' or 'recomputed', got 'guess'."),
+        (("--old-logprobs", "guess"), "old_logprobs: expected one of sampler, recomputed, got 'guess'."),
         (("--reward", "bleu"), "Unknown reward 'bleu'"),
         (("--estimator", "gae"), "needs a critic"),
     ],
