@@ -30,7 +30,9 @@ def limited(mib: float) -> Iterator[Callable[[], None]]:
     except OSError as error:
         with suppress(OSError):
             group.rmdir()
-        raise NoLimitError(f"A limit of memory wants a control group, and none can be made here ({error}).") from error
+        raise NoLimitError(
+            f"A limit of memory wants a control group, and none can be made here ({error}). Run it on Linux, as root."
+        ) from error
 
     def join() -> None:
         (group / "cgroup.procs").write_text(str(os.getpid()))

@@ -25,6 +25,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +35,7 @@ import typer
 import benchmarks.projection_encoder  # noqa: F401  registers the encoder "projection"
 from benchmarks.load import load
 from benchmarks.memory_limit import NoLimitError, limited, put_out
+from mempo_agents.commands.serve import default_workers, threads_within
 from mempo_agents.provenance import git_revision, machine_class, versions
 
 CLIENTS = (1, 16, 128)
@@ -107,7 +109,7 @@ def plan(base: Path, passages: int, encoder: str, seconds: float) -> list[tuple[
         steps.append((f"search {name}", lambda n=name: _alone(search_speed, str(base), n, passages)))  # type: ignore[misc]
     for name in ("flat", "ivf-sq8", "bm25"):
         for style in ("gathering", "one by one", "plain"):
-            cell = lambda n=name, s=style: serve_speed(base, n, s, passages, seconds)  # noqa: E731
+            cell = partial(serve_speed, base, name, style, passages, seconds)
             steps.append((f"serve {name} {style}", cell))
     return steps
 
@@ -121,7 +123,7 @@ def limited_plan(base: Path, passages: int, seconds: float, rows: dict[str, dict
     for name, against in (("ivf-sq8", "flat"), ("bm25", "bm25")):
         quarter = round(rows[f"serve {against} plain"]["resident_mib"] / 4)
         if quarter >= _LEAST_MIB:
-            cell = lambda n=name, q=quarter: serve_speed(base, n, "limited", passages, seconds, q)  # noqa: E731
+            cell = partial(serve_speed, base, name, "limited", passages, seconds, quarter)
             steps.append((f"serve {name} limited", cell))
     return steps
 
@@ -293,9 +295,13 @@ def serve_speed(
     command += [str(_folder(base, name)), "--kind", kind, "--port", str(port)]
     if style == "one by one":
         command += ["--batch", "1"]
+    environment = dict(os.environ)
+    if style != "plain":
+        environment.setdefault("OMP_NUM_THREADS", str(threads_within(default_workers("cpu"))))  # as `mempo serve` does
     started = time.perf_counter()
     with nullcontext() if limit_mib is None else limited(limit_mib) as join:
-        server = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[1], preexec_fn=join)
+        root = Path(__file__).resolve().parents[1]
+        server = subprocess.Popen(command, cwd=root, env=environment, preexec_fn=join)
         return {**_under_load(server, port, queries, seconds, started), "limit_mib": limit_mib}
 
 

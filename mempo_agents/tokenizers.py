@@ -20,6 +20,10 @@ from mempo_env.types import Message
 _PIECE = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
 
 
+class LossyTokenizerError(ValueError):
+    """Decoding does not give back the text that was encoded."""
+
+
 class TokenCodec(Protocol):
     """encode: int64 [T] of a bare text. encode_with_ends: the same, and int64 [T] where each token's text ends, the
     last at `len(text)`. encode_messages: int64 [P], the prompt that ends where the assistant's words begin."""
@@ -85,7 +89,9 @@ class HFTokenizer:
         if decoded == text:
             return ids, token_ends(self.tokenizer, ids)
         if "".join(decoded.split()) != "".join(text.split()):
-            raise ValueError(f"The tokenizer {self.name!r} does not give back the text {text[:80]!r} that it encoded.")
+            raise LossyTokenizerError(
+                f"The tokenizer {self.name!r} does not give back the text {text[:80]!r} that it encoded."
+            )
         offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
         ends = np.array([end for _, end in offsets], dtype=np.int64)
         ends[-1:] = len(text)

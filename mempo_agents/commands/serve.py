@@ -62,8 +62,7 @@ def run(
             "--workers: --shards are searched once at a time, so that hits and index belong together."
         )
     workers = workers or default_workers(device if shards is None else "shards")
-    # The processors go to searches at the same time first; what is left, to threads within each. Read at import.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _processors() // workers)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_within(workers)))  # read at import
     try:
         import uvicorn
     except ImportError:
@@ -173,6 +172,11 @@ def _address(listener: socket.socket) -> str:
 def default_workers(where: str) -> int:
     """Searches at the same time: one a processor ("cpu"), at most 4, so that batches stay large; one anywhere else."""
     return min(4, _processors()) if where == "cpu" else 1
+
+
+def threads_within(workers: int) -> int:
+    """Of each search: the processors go to searches at the same time first."""
+    return max(1, _processors() // workers)
 
 
 def _processors() -> int:

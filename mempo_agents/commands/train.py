@@ -70,7 +70,7 @@ def run(
     ] = 1.0,
     warmup: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the run in which the rate rises.")] = 0.0,
     decay: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the run in which the rate falls.")] = 0.0,
-    clip_low: Annotated[float, typer.Option(min=0.0, help="The ratio's lower bound is 1 - this.")] = 0.2,
+    clip_low: Annotated[float, typer.Option(min=0.0, max=1.0, help="The ratio's lower bound is 1 - this.")] = 0.2,
     clip_high: Annotated[
         float | None, typer.Option(min=0.0, help="The upper bound is 1 + this; default: as --clip-low.")
     ] = None,

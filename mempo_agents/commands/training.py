@@ -78,7 +78,9 @@ def _converted(kind: type, name: str, value: Any) -> Any:
         return float(value)
     if kind is list and isinstance(value, str):
         return [value]
-    return str(Path(value).expanduser()) if name in _PATHS and isinstance(value, str) and value[:1] == "~" else value
+    if name in _PATHS and isinstance(value, str) and value.startswith("~"):
+        return str(Path(value).expanduser())
+    return value
 
 
 def _fits(kind: Any, value: Any, least: float | None, most: float | None) -> bool:

@@ -79,6 +79,7 @@ def run(
     from mempo_agents.learners.trackers import usable
     from mempo_agents.learners.warm_start import WarmStartSettings, oracle_rows, reencoded_rows, shards, warm_start
     from mempo_agents.policies import policy_names
+    from mempo_agents.tokenizers import LossyTokenizerError
     from mempo_env.errors import DataError, UnknownNameError
 
     load_plugins(plugin)
@@ -116,8 +117,8 @@ def run(
                     style=style, seed=seed,
                 )
             ]  # fmt: skip
-        except ValueError as error:
-            if terse or "does not give back the text" not in str(error):
+        except LossyTokenizerError as error:
+            if terse:
                 raise
             raise DataError(f"{error} For a small vocabulary, such as nano-mempo's, give --terse.") from error
     window = engine.window_tokens

@@ -42,14 +42,16 @@ def add_saved_adapters(base: Any, folder: str | Path) -> Any:
     Raises MissingExtraError without PEFT, DataError for adapters that do not fit the model.
     """
     try:
-        from peft import PeftModel
+        from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
     except ImportError as error:
         raise MissingExtraError("peft", "hf", "A folder of adapters") from error
-    from peft import get_peft_model_state_dict, load_peft_weights
     from safetensors import SafetensorError
 
     if not any((Path(folder) / name).is_file() for name in _WEIGHTS):
-        raise DataError(f"{folder}: expected the adapters' weights in {_WEIGHTS[0]}, found no such file.")
+        raise DataError(
+            f"{folder}: expected the adapters' weights in {_WEIGHTS[0]}, found no such file. Copy the folder anew, or "
+            "save it again."
+        )
     try:
         with quiet_peft():
             model = PeftModel.from_pretrained(base, str(folder))
@@ -61,7 +63,7 @@ def add_saved_adapters(base: Any, folder: str | Path) -> Any:
     if missing:
         raise DataError(
             f"{folder}: expected {len(needed)} tensors in the adapters' weights; {len(missing)} are missing, "
-            f"{missing[0]} among them."
+            f"{missing[0]} among them. Copy the folder anew, or save it again."
         )
     return model
 

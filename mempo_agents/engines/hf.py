@@ -220,7 +220,8 @@ def _from_pretrained(auto_class: str, model: str | Path, **kwargs: Any) -> Any:
     if base is not None and not (auto_class == "AutoTokenizer" and has_tokenizer(where)):
         if adapter_base(weights_of(base)) is not None:
             raise DataError(
-                f"{where}: expected adapters of a whole model, but their base {base!r} holds adapters, too."
+                f"{where}: expected adapters of a whole model, but their base {base!r} holds adapters, too. "
+                "Merge those into a whole model first (docs/training.md)."
             )
         try:
             return _from_pretrained(auto_class, base, **kwargs)

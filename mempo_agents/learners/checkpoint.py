@@ -51,7 +51,7 @@ def save_checkpoint(
 
 
 def save_model(target: Path, model: Any, tokenizer: Any) -> None:
-    """Writes the model in transformers format, replacing what was there in one move."""
+    """Writes the model in transformers format, replacing what was there `put_back` mends a kill on the way."""
     with _appears_whole(target) as part:
         _write_model(part, model, tokenizer)
 
@@ -104,16 +104,14 @@ def _put_in_place(part: Path, target: Path) -> None:
         _remove(old)
     if target.exists():
         target.rename(old)
-        try:
-            part.replace(target)
-        except OSError:
-            old.rename(target)
-            raise
-        _sync(target.parent)
-        _remove(old)
-    else:
+    try:
         part.replace(target)
-        _sync(target.parent)
+    except OSError:
+        put_back(target)
+        raise
+    _sync(target.parent)
+    if old.exists():
+        _remove(old)
 
 
 def _write_model(folder: Path, model: Any, tokenizer: Any) -> None:

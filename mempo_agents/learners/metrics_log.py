@@ -77,8 +77,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:  # bytes that are no text, too
-            record = error
+        except ValueError:  # bytes that are no text, too
+            record = None
         if not isinstance(record, dict) or not isinstance(record.get("step"), int):
             raise DataError(
                 f'{path}, line {number}: expected a JSON object with a whole number "step", got '

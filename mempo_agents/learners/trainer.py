@@ -116,18 +116,20 @@ class Trainer:
         mine = self.processes.share(chosen)
         self.sampler.follow()
         self._played = self.sampler.version
-        played = rollout(
-            self.policy,
-            mine,
-            env_kwargs=self._environment(settings.split),
-            samples=settings.group_size,
-            seed=_mix(settings.seed, update),
-            batch_size=settings.batch_size,
+        played = list(
+            rollout(
+                self.policy,
+                mine,
+                env_kwargs=self._environment(settings.split),
+                samples=settings.group_size,
+                seed=_mix(settings.seed, update),
+                batch_size=settings.batch_size,
+            )
         )
+        self._check_played(played, f"update {update + 1}")
         groups: dict[str, list[Trajectory]] = {task.id: [] for task in mine}
         for trajectory in played:
             groups[trajectory.task_id].append(trajectory)
-        self._check_played([t for group in groups.values() for t in group], f"update {update + 1}")
         return [sorted(group, key=lambda t: t.sample) for group in groups.values()]
 
     def credit(self, groups: Sequence[Sequence[Trajectory]]) -> tuple[list[Any], list[list[MemoryScores] | None]]:

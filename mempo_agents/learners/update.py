@@ -226,13 +226,9 @@ class _Update:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.optimizer.zero_grad()
             done = len(self.norms)
+            now = f"the weights are those after {done} steps of this update" if done else "the weights were not changed"
             raise FloatingPointError(
-                f"The loss is {loss} and the gradient's norm {norm}; "
-                + (
-                    f"the weights are those after {done} steps of this update."
-                    if done
-                    else "the weights were not changed."
-                )
+                f"The loss is {loss} and the gradient's norm {norm}; {now}. Lower the learning rate or clip_norm."
             )
         self.optimizer.step(rate)
         self.norms.append(norm)

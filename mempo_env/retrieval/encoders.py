@@ -129,7 +129,7 @@ class SentenceEncoder:
         self._query_rows = _QUERY_ROWS["cuda" if device.startswith("cuda") else "cpu"]
         # Fast tokenizers cannot be used from two threads at once; forward passes can, and take nearly all of the time.
         self._lock = threading.Lock()
-        tokenize = "preprocess" if hasattr(self._model, "preprocess") else "tokenize"  # renamed in release 6
+        tokenize = "preprocess" if hasattr(self._model, "preprocess") else "tokenize"  # its older name
         setattr(self._model, tokenize, self._locked(getattr(self._model, tokenize)))
         dimensions = self._model.get_embedding_dimension()
         if not dimensions:

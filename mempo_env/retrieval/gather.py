@@ -161,7 +161,9 @@ class Gatherer:
                 # The fingerprint too is asked for in the thread: that of remote shards is a request of its own.
                 return retriever.search(unique, k), retriever.fingerprint
             except StopIteration as error:  # which no future can carry: its waiter would wait for ever
-                raise RuntimeError("The retriever ran out of something (StopIteration).") from error
+                raise RuntimeError(
+                    "The retriever's search raised StopIteration; expected a list of hits for each query."
+                ) from error
 
         results, fingerprint = await loop.run_in_executor(self._pool, search)
         if self._watch:

@@ -94,7 +94,9 @@ def train_and_add(index: Any, training: np.ndarray, blocks: Iterator[np.ndarray]
             index.train(np.ascontiguousarray(training, np.float32))
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise DataError(f"FAISS cannot train this index on {len(training)} passages ({reason}).") from None
+            raise DataError(
+                f"FAISS cannot train this index on {len(training)} passages ({reason}). Use SQ8, or Flat."
+            ) from None
     inner = _inner(index)
     if isinstance(inner, faiss.IndexHNSW):
         inner.hnsw.efConstruction = _HNSW_BUILD_EFFORT

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 @pytest.fixture
 def mempo(monkeypatch, capsys, tmp_path):
-    """A function of a command's words: (exit code, stderr). The command runs in an empty folder, no trainer trains."""
+    """A function of a command's words: (exit code, stderr). The command runs in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> tuple[int, str]:

@@ -283,18 +283,15 @@ def test_search_r1s_client_code_works_unchanged(small: str) -> None:
 
 
 def test_workers_share_the_queries_alike() -> None:
-    """Worked by hand: 12 one-query requests for two workers. The first two are searched at once, a query each; when
-    their threads are free, 10 wait: a half of those goes to each."""
+    """Worked by hand: 12 one-query requests for two workers. The first two are searched at once, a query each. When one
+    of them ends, 11 are in the house, and its worker takes half, 6; the other finds 4."""
 
     async def scenario() -> None:
         stub = StubRetriever(seconds=0.1)
         gatherer = Gatherer(stub, workers=2)
         for _ in range(2):  # the second time, nothing that has ended counts any more
             await asyncio.gather(*(gatherer.search([f"q{i}"], 1) for i in range(12)))
-            assert stub.calls in (
-                [1, 1, 5, 5],
-                [1, 1, 6, 4],
-            )  # 6 of 12, where the other's query is still being searched
+            assert sorted(stub.calls) == [1, 1, 4, 6]  # threads begin in any order
             stub.calls.clear()
             # A request is never cut, and one that is larger than a share is searched all the same.
             await asyncio.gather(gatherer.search([f"q{i}" for i in range(20)], 1), gatherer.search(["last"], 1))
@@ -312,7 +309,7 @@ def test_what_is_cancelled_takes_no_place_and_no_share() -> None:
         stub = StubRetriever(seconds=0.1)
         gatherer = Gatherer(stub, workers=2, max_queue_queries=40)
         running = [asyncio.create_task(gatherer.search([f"r{i}"], 1)) for i in range(2)]
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0)  # they are taken up
         gone = [asyncio.create_task(gatherer.search([f"gone{i}"], 1)) for i in range(40)]
         await asyncio.sleep(0)
         for task in gone:
@@ -320,7 +317,7 @@ def test_what_is_cancelled_takes_no_place_and_no_share() -> None:
         await asyncio.gather(*gone, return_exceptions=True)
         assert gatherer.waiting_queries == 0
         await asyncio.gather(*(gatherer.search([f"q{i}"], 1) for i in range(10)), *running)
-        assert stub.calls in ([1, 1, 5, 5], [1, 1, 6, 4])
+        assert sorted(stub.calls) == [1, 1, 4, 6]  # threads begin in any order
         await gatherer.close()
 
     asyncio.run(scenario())
@@ -365,7 +362,7 @@ def test_one_broken_query_is_found_by_halving() -> None:
         stub = StubRetriever(seconds=0.05)
         gatherer = Gatherer(stub)
         first = asyncio.create_task(gatherer.search(["first"], 1))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # it is taken up
         tasks = [gatherer.search(["boom" if i == 5 else f"q{i}"], 1) for i in range(8)]
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(item).__name__ for item in found] == ["Found"] * 5 + ["RuntimeError"] + ["Found"] * 2
