@@ -7,7 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from mempo_agents.commands.training import Track, figures_of, print_record, record_to_go_on_from, trackers_from
+from mempo_agents.commands.training import (
+    Track,
+    bar_of,
+    figures_of,
+    print_record,
+    record_to_go_on_from,
+    say,
+    trackers_from,
+)
 
 
 def run(
@@ -30,10 +38,7 @@ def run(
     A teacher plays, the model learns its steps, and the curve shows the F1 of the model's own episodes on held-out
     tasks with two objectives, sampled. Writes OUT/metrics.jsonl and OUT/checkpoints/step-*/model.
     """
-    from rich.console import Console
-
     from mempo_agents.nano.course import CourseSettings, run_course
-    from mempo_agents.progress import training_bar
 
     settings = CourseSettings(
         protocol=protocol,
@@ -45,7 +50,7 @@ def run(
         seed=seed,
     )
 
-    with training_bar(Console(stderr=True), record_to_go_on_from(out).get("done", 0.0)) as bar:
+    with bar_of(record_to_go_on_from(out).get("done", 0.0)) as bar:
 
         def watch(record: dict[str, Any]) -> None:
             if record["step"] % 50 == 0 or "eval_f1" in record:
@@ -54,4 +59,4 @@ def run(
 
         record = run_course(settings, out, watch, track=trackers_from(track))
     reached = f": F1 {record['eval_f1']:.3f} after {record['tokens']:,} tokens" if "eval_f1" in record else ""
-    typer.echo(f"Done{reached}. Models: {out / 'checkpoints'}", err=True)
+    say(f"Done{reached}. Models: {out / 'checkpoints'}")

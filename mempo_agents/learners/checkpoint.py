@@ -51,7 +51,7 @@ def save_checkpoint(
 
 
 def save_model(target: Path, model: Any, tokenizer: Any) -> None:
-    """Writes the model in transformers format, replacing what was there `put_back` mends a kill on the way."""
+    """Writes the model in transformers format, replacing what was there; `put_back` mends a kill on the way."""
     with _appears_whole(target) as part:
         _write_model(part, model, tokenizer)
 

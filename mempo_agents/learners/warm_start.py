@@ -176,9 +176,8 @@ def warm_start(
     there. processes: several share the rows of each update; the weights agree with one process's up to rounding, and
     bit for bit with another run of as many. about: what decides the model and the chunks; a folder whose run has other
     values, other rows where `chunk` comes of `shards`, or other settings that decide the weights, is refused with
-    DataError. track: trackers that get the records as well, see
-    `learners.trackers`. Returns the last record. Raises FloatingPointError when the loss is no number, after which the
-    newest checkpoint still holds good weights.
+    DataError. track: trackers that get the records as well, see `learners.trackers`. Returns the last record. Raises
+    FloatingPointError when the loss is no number, after which the newest checkpoint still holds good weights.
     """
     what = {"kind": "warm_start", "chunks": chunks, **(about or {}), **asdict(settings)}
     if isinstance(chunk, _Shards):
