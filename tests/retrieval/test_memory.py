@@ -118,6 +118,7 @@ def test_rows_are_mapped_for_reading_at_random_and_columns_in_order(tmp_path: Pa
     """A mapping that is read at random has the flag "rr" in /proc/self/smaps."""
     pytest.importorskip("pyarrow")
     pytest.importorskip("faiss")
+    from mempo_env.retrieval.bm25_disk import DiskBM25Retriever, build_bm25
     from mempo_env.retrieval.build import build_dense
     from mempo_env.retrieval.corpus import Corpus, build_corpus
     from mempo_env.retrieval.dense import DenseRetriever
@@ -127,9 +128,16 @@ def test_rows_are_mapped_for_reading_at_random_and_columns_in_order(tmp_path: Pa
     build_dense(corpus, tmp_path / "dense", encoder=HashEncoder(), factory="SQ8", sample=0)
     retriever = DenseRetriever(corpus, tmp_path / "dense", encoder=HashEncoder())
     assert len(retriever.search(["fjord"], 3)[0]) == 3
+    build_bm25(corpus, tmp_path / "bm25")
+    lexical = DiskBM25Retriever(corpus, tmp_path / "bm25")
+    assert lexical.manifest["count"] == 50
     at_random = _mappings_at_random(tmp_path)
     assert at_random["passages.arrow"] == [False, True]
     assert at_random["embeddings.npy"] == [True]
+    # Of a word its run of postings is read; by passage and by word, one number here and one there.
+    assert {name: at_random[f"{name}.npy"] for name in ("order", "starts", "weights", "rows")} == {
+        "order": [True], "starts": [True], "weights": [False], "rows": [False],
+    }  # fmt: skip
 
 
 def _mappings_at_random(folder: Path) -> dict[str, list[bool]]:

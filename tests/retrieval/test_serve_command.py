@@ -20,7 +20,7 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 pytest.importorskip("pyarrow")
 
-from mempo_env.retrieval.bm25_disk import build_bm25  # noqa: E402
+from mempo_env.retrieval.bm25_disk import DiskBM25Retriever, build_bm25  # noqa: E402
 from mempo_env.retrieval.remote import RemoteRetriever  # noqa: E402
 
 
@@ -110,9 +110,62 @@ def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:
         ([], "Give a folder"),
         (["world", "--kind", "dense"], "bm25 only"),
         (["world", "--token-env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
+        (["--shards", "http://127.0.0.1:9", "--workers", "2"], "searched once at a time"),
     ):
         command = [sys.executable, "-m", "mempo_agents.cli", "serve", *arguments]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert result.returncode == 2, result.stderr
         assert words in " ".join(result.stderr.split()), json.dumps(result.stderr)
         assert "Traceback" not in result.stderr
+
+
+# The second load (of the first SIGHUP) opens the old folder and takes its time; meanwhile the folder is replaced and
+# a second SIGHUP comes. Which index stands once both reloads are over?
+OVERTAKEN = """
+import os, signal, sys, threading, time
+import mempo_agents.commands.serve as serve
+from mempo_env.retrieval.corpus import Corpus, build_corpus
+from mempo_env.retrieval.bm25_disk import build_bm25
+from mempo_env.types import Passage
+
+folder = sys.argv[1]
+opened, loads, open_now = threading.Event(), [], serve._open
+
+def slow(*arguments):
+    loads.append(1)
+    retriever = open_now(*arguments)
+    if len(loads) == 2:
+        opened.set()
+        time.sleep(1.5)
+    return retriever
+
+def drive():
+    while not loads:
+        time.sleep(0.05)
+    time.sleep(1.0)  # it listens for signals when it serves
+    os.kill(os.getpid(), signal.SIGHUP)
+    opened.wait(20)
+    build_corpus([Passage("1", "T", "a new word")], f"{folder}/corpus", source="test", overwrite=True)
+    build_bm25(Corpus(f"{folder}/corpus"), f"{folder}/bm25", overwrite=True)
+    os.kill(os.getpid(), signal.SIGHUP)
+
+serve._open = slow
+threading.Thread(target=drive, daemon=True).start()
+serve.typer.run(serve.run)
+"""
+
+
+def test_a_reload_is_not_overtaken_by_an_earlier_one(tmp_path: Path) -> None:
+    build(tmp_path, "the old word")
+    process = subprocess.Popen(
+        [sys.executable, "-c", OVERTAKEN, str(tmp_path), "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        lines = (line for line in process.stderr if line.startswith("Reloaded: "))
+        first, last = next(lines), next(lines)
+        assert last.split()[-1] == DiskBM25Retriever(Corpus(tmp_path / "corpus"), tmp_path / "bm25").fingerprint
+        assert first != last
+    finally:
+        process.kill()
+        process.communicate()
